@@ -1,0 +1,331 @@
+"""Settings: typed dataclasses whose fields carry their meaning and their range. No torch here.
+
+Order of precedence: defaults below < experiments/<name>.yaml < `key=value` on the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from treeprop_ray.errors import UserError
+
+EXPERIMENTS = Path(__file__).parent / "experiments"
+
+
+def opt(default: Any, help: str, **rule: Any) -> Any:
+    """A field with its meaning and its rule: low=, high=, above=, choices=."""
+    return field(default=default, metadata={"help": help, **rule})
+
+
+def group(cls: type, help: str) -> Any:
+    """A field that holds a nested dataclass of settings."""
+    return field(default_factory=cls, metadata={"help": help})
+
+
+@dataclass
+class Model:
+    """The network: stem, chain blocks and head."""
+
+    name: str = opt("mlp", "which network", choices=["mlp"])
+    blocks: int = opt(7, "blocks before the head; N = blocks + 1 counts the head", low=1, high=4096)
+    hidden: int = opt(64, "width of the hidden layers", low=1)
+    activation: str = opt("sigmoid", "nonlinearity", choices=["sigmoid", "tanh", "relu", "gelu"])
+
+
+@dataclass
+class Data:
+    """Where the samples come from."""
+
+    name: str = opt("digits", "data set", choices=["digits", "mnist"])
+    root: str | None = opt(None, "folder laid out like the Hugging Face hub; else $TREEPROP_DATA")
+    validation: float = opt(0.1, "share of the train split held out for validation", low=0, high=0.9)
+    limit: int = opt(0, "use only the first so many training samples; 0 = all", low=0)
+
+
+@dataclass
+class Weights:
+    """Weights of the three kinds of terms in the objective."""
+
+    own: float = opt(1.0, "weight of the KL of a node to its forward transition", low=0)
+    right: float = opt(1.0, "weight of the KL to the right prediction", low=0)
+    ce: float = opt(1.0, "weight of the cross-entropy at the head", low=0)
+
+
+@dataclass
+class Settings:
+    """All settings of a run."""
+
+    experiment: str = opt("digits", "a file of experiments/, or a path to your own .yaml")
+    name: str = opt("", "name of the run folder; default: experiment, method and a hash of settings")
+    out: str = opt("results/runs", "folder that holds the run folders")
+    fresh: bool = opt(False, "start anew even if the run folder holds a run")
+    seed: int = opt(1, "seed of initialisation, data order and noise", low=0, high=2**31 - 1)
+
+    method: str = opt("tree", "TreeProp or plain backpropagation of the chain", choices=["tree", "bp"])
+    engine: str = opt("local", "where the nodes run", choices=["local"])
+    device: str = opt("auto", "auto takes a GPU when there is one", choices=["auto", "cpu", "cuda"])
+    precision: str = opt(
+        "float32", "bf16 = autocast of the blocks", choices=["float32", "bf16", "float64"]
+    )
+    threads: int = opt(1, "torch threads per process", low=1, high=1024)
+    microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
+
+    epochs: int = opt(30, "passes over the training data", low=1)
+    steps: int = opt(0, "stop after so many steps; 0 = all epochs", low=0)
+    batch: int = opt(64, "batch size", low=1)
+    optimizer: str = opt("adamw", "optimizer of every block", choices=["adamw", "adam", "sgd"])
+    lr: float = opt(1e-3, "learning rate", above=0)
+    weight_decay: float = opt(0.01, "weight decay", low=0)
+    momentum: float = opt(0.9, "momentum (sgd only)", low=0, high=1)
+    schedule: str = opt(
+        "constant", "learning rate over the run", choices=["constant", "linear", "cosine"]
+    )
+    warmup: float = opt(0.0, "share of all steps with a rising learning rate", low=0, high=1)
+    clip: float = opt(0.0, "clip the global gradient norm; 0 = off", low=0)
+
+    split: str = opt("floor", "where an interval is cut", choices=["floor", "right_full"])
+    family: str = opt(
+        "auto",
+        "distribution of the states; auto: bernoulli for sigmoid networks",
+        choices=["auto", "gaussian", "bernoulli"],
+    )
+    objective: str = opt(
+        "node",
+        "final_ce: CE at the finest spine node; node: own + right + that; "
+        "node_all_ce: own + right + CE at every spine node",
+        choices=["final_ce", "node", "node_all_ce"],
+    )
+    alpha: float = opt(1.0, "share of the forward estimate in the posterior mean", low=0, high=1)
+    beta: float = opt(0.0, "share of the right-boundary correction", low=0, high=1)
+    correction: str = opt(
+        "mean",
+        "gradient of the mean-reduced right loss, or the literal per-sample product (leaks labels)",
+        choices=["mean", "vjp"],
+    )
+    correction_scale: float = opt(1.0, "factor on the correction", low=0)
+    sigma: float = opt(0.0, "noise of the posterior samples (gaussian)", low=0)
+    noise_schedule: str = opt(
+        "depth", "depth: sigma * sqrt(2^(D-s)) at level s; flat: sigma", choices=["depth", "flat"]
+    )
+    mc_samples: int = opt(1, "Monte Carlo samples of the objective per training sample", low=1)
+    target_gradient: bool = opt(True, "differentiate both sides of the KLs")
+    detach_levels: bool = opt(False, "cut all gradients between levels")
+    weights: Weights = group(Weights, "weights of the objective's terms")
+
+    model: Model = group(Model, "the network")
+    data: Data = group(Data, "the data")
+
+    log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
+    eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
+    checkpoint_every: int = opt(0, "steps between checkpoints; 0 = at the end of each epoch", low=0)
+    keep_last: int = opt(2, "how many of the newest checkpoints stay", low=1)
+    keep_best: bool = opt(True, "also keep the checkpoint with the best validation accuracy")
+
+
+# Settings that may differ when a run is taken up again: they do not change what is computed
+# (`epochs` does under a decaying schedule; see `check_same_run`).
+RESUMABLE = {
+    "name", "out", "fresh", "engine", "device", "threads", "log_every", "checkpoint_every",
+    "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment",
+}  # fmt: skip
+
+
+def walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """All leaf settings as (dotted key, field, value)."""
+    for f in dataclasses.fields(obj):
+        value = getattr(obj, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from walk(value, f"{prefix}{f.name}.")
+        else:
+            yield prefix + f.name, f, value
+
+
+def check_field(key: str, f: dataclasses.Field[Any], value: Any) -> None:
+    """Raise UserError when `value` breaks the rule of its field."""
+    rule = f.metadata
+    if "choices" in rule and value not in rule["choices"]:
+        raise UserError(f"{key}={value}: one of {', '.join(rule['choices'])}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if not math.isfinite(value):
+        raise UserError(f"{key}={value}: must be a finite number")
+    if "low" in rule and value < rule["low"]:
+        raise UserError(f"{key}={value}: must be at least {rule['low']}")
+    if "above" in rule and value <= rule["above"]:
+        raise UserError(f"{key}={value}: must be greater than {rule['above']}")
+    if "high" in rule and value > rule["high"]:
+        raise UserError(f"{key}={value}: must be at most {rule['high']}")
+
+
+def check(settings: Any) -> None:
+    """Check every field, then what only makes sense together."""
+    for key, f, value in walk(settings):
+        check_field(key, f, value)
+    if not isinstance(settings, Settings):
+        return
+    if "/" in settings.name or settings.name in (".", ".."):
+        raise UserError(f"name={settings.name}: a plain folder name without '/'")
+    if settings.microbatches > settings.batch:
+        raise UserError(
+            f"microbatches={settings.microbatches}: at most batch={settings.batch} pieces"
+        )
+    if family_of(settings) == "bernoulli":
+        if settings.model.activation != "sigmoid":
+            raise UserError(
+                f"family=bernoulli: needs model.activation=sigmoid, "
+                f"not {settings.model.activation} (states must be probabilities)"
+            )
+        if settings.method == "tree" and abs(settings.alpha + settings.beta - 1) > 1e-9:
+            raise UserError(
+                f"alpha={settings.alpha} beta={settings.beta}: "
+                "the Bernoulli family needs alpha + beta = 1"
+            )
+        if settings.sigma > 0:
+            raise UserError(
+                f"sigma={settings.sigma}: the Bernoulli family passes means on; use sigma=0"
+            )
+    if settings.alpha == 0 and settings.beta == 0:
+        raise UserError("alpha=0 beta=0: the posterior mean would be zero; one must be positive")
+    if settings.mc_samples > 1 and settings.sigma == 0:
+        raise UserError(
+            f"mc_samples={settings.mc_samples}: without noise (sigma=0) all samples are the same"
+        )
+
+
+def family_of(settings: Settings) -> str:
+    """The family after `auto` is resolved."""
+    if settings.family != "auto":
+        return settings.family
+    sigmoid = settings.model.name == "mlp" and settings.model.activation == "sigmoid"
+    return "bernoulli" if sigmoid else "gaussian"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split("\n")[0].split())
+
+
+def read_yaml(path: Path, what: str) -> DictConfig:
+    """A YAML mapping from a file; a mistake names the file."""
+    try:
+        loaded = OmegaConf.load(path)
+    except FileNotFoundError as e:
+        raise UserError(f"{what}: no such file") from e
+    except Exception as e:  # yaml and omegaconf raise many kinds; all are the file's fault
+        raise UserError(f"{what}: not readable as YAML: {_one_line(e)}") from e
+    if not isinstance(loaded, DictConfig):
+        raise UserError(f"{what}: must hold key: value lines")
+    return loaded
+
+
+def experiment_file(name: str) -> Path:
+    """The YAML of an experiment: a shipped name or a path."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    path = EXPERIMENTS / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in EXPERIMENTS.glob("*.yaml")))
+        raise UserError(f"experiment={name}: one of {known}, or a path that ends in .yaml")
+    return path
+
+
+def parse_overrides(args: Sequence[str]) -> DictConfig:
+    """`key=value` words to a config; the value is read as YAML."""
+    for word in args:
+        key, eq, _ = word.partition("=")
+        if not eq or not key.strip():
+            raise UserError(f"{word!r}: expected key=value")
+    try:
+        return OmegaConf.from_dotlist(list(args))
+    except Exception as e:
+        raise UserError(f"{' '.join(args)}: not readable as key=value: {_one_line(e)}") from e
+
+
+def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
+    """Lay configs over the defaults of the dataclass `schema` and check the result."""
+    base = OmegaConf.structured(schema)
+    known = [key for key, _, _ in walk(schema())]
+    for source, layer in layers:
+        try:
+            base = OmegaConf.merge(base, layer)
+        except ConfigKeyError as e:
+            key = e.full_key or str(e.key)
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else "; --help lists all keys"
+            raise UserError(f"{source}unknown key {key}{hint}") from e
+        except OmegaConfBaseException as e:
+            key = e.full_key or ""
+            raise UserError(f"{source}{key + ': ' if key else ''}{_one_line(e)}") from e
+        except Exception as e:
+            raise UserError(f"{source}{_one_line(e)}") from e
+    try:
+        settings = OmegaConf.to_object(base)
+    except Exception as e:
+        raise UserError(_one_line(e)) from e
+    check(settings)
+    return settings
+
+
+def load(args: Sequence[str]) -> Settings:
+    """Settings from command-line words: defaults < experiment < words."""
+    words = parse_overrides(args)
+    name = words.get("experiment", Settings().experiment)
+    if not isinstance(name, str):
+        raise UserError(f"experiment={name}: must be a name or a path")
+    path = experiment_file(name)
+    source = f"{path.name}: "
+    return cast(
+        Settings, merge(Settings, (source, read_yaml(path, f"experiment={name}")), ("", words))
+    )
+
+
+def load_file(path: Path) -> Settings:
+    """Settings that an earlier run wrote to its config.yaml."""
+    return cast(Settings, merge(Settings, (f"{path}: ", read_yaml(path, str(path)))))
+
+
+def to_yaml(settings: Any) -> str:
+    """The resolved settings as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.structured(settings))
+
+
+def differences(old: Settings, new: Settings) -> list[str]:
+    """Settings that differ and change what is computed, as `key: old -> new`."""
+    a = {k: v for k, _, v in walk(old)}
+    b = {k: v for k, _, v in walk(new)}
+    moving = set(RESUMABLE)
+    if old.schedule != "constant" or old.warmup > 0:
+        moving -= {"epochs", "steps"}  # the learning rate at step t depends on the total
+    return [f"{k}: {a[k]} -> {b[k]}" for k in a if a[k] != b[k] and k not in moving]
+
+
+def run_name(settings: Settings) -> str:
+    """The given name, or one that is the same for the same command."""
+    if settings.name:
+        return settings.name
+    science = {k: v for k, _, v in walk(settings) if k not in RESUMABLE or k in ("epochs", "steps")}
+    digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:6]
+    return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{digest}"
+
+
+def describe(schema: type) -> list[tuple[str, str, str]]:
+    """(key, default, meaning) of every setting, for --help."""
+    rows = []
+    for key, f, value in walk(schema()):
+        rule = f.metadata
+        text = rule["help"]
+        if "choices" in rule:
+            text += f" [{'|'.join(rule['choices'])}]"
+        shown = "" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
+        rows.append((key, shown, text))
+    return rows

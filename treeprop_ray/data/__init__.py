@@ -1,0 +1,106 @@
+"""Data sets: one function each, all giving the same `DataSet`; batches are a function of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from treeprop_ray.errors import UserError
+from treeprop_ray.rng import generator
+
+if TYPE_CHECKING:
+    from treeprop_ray.config import Settings
+
+SCORE_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples as stored (images: uint8) and their labels."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: Tensor) -> Split:
+        return Split(self.x[index], self.y[index])
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Three splits and how a stored batch becomes the network's input."""
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    classes: int
+    prepare: Callable[[Tensor], Tensor]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.prepare(self.train.x[:1]).shape[1:])
+
+    @property
+    def labels_per_sample(self) -> int:
+        return self.train.y[0].numel()
+
+    def split(self, name: str) -> Split:
+        chosen: Split = getattr(self, name)
+        return chosen
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Stored samples to network input."""
+        return self.prepare(x).to(self.dtype)
+
+    def batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The whole split in order, in large batches."""
+        chosen = self.split(split)
+        for start in range(0, len(chosen), SCORE_BATCH):
+            part = slice(start, start + SCORE_BATCH)
+            yield self.inputs(chosen.x[part]), chosen.y[part]
+
+
+class Batches:
+    """The training batch of any step: epoch e is permuted by (seed, e), so resuming needs no state."""
+
+    def __init__(self, data: DataSet, batch: int, seed: int) -> None:
+        if batch > len(data.train):
+            raise UserError(f"batch={batch}: {data.name} has only {len(data.train)} training samples")
+        self.data, self.batch, self.seed = data, batch, seed
+        self.per_epoch = len(data.train) // batch
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        epoch, position = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            gen = generator(self.seed, "order", epoch)
+            self._epoch, self._order = epoch, torch.randperm(len(self.data.train), generator=gen)
+        index = self._order[position * self.batch : (position + 1) * self.batch]
+        part = self.data.train.take(index)
+        return self.data.inputs(part.x), part.y
+
+
+def hold_out(train: Split, share: float, limit: int) -> tuple[Split, Split]:
+    """Cut (train, validation) out of a train split; the same cut for every seed of a run."""
+    order = torch.randperm(len(train), generator=generator(0, "hold out"))
+    held = round(share * len(train))
+    kept = order[held:].sort().values
+    return train.take(kept[:limit] if limit else kept), train.take(order[:held].sort().values)
+
+
+def load(settings: Settings) -> DataSet:
+    """The data set that the settings name, with the validation split held out of train."""
+    from treeprop_ray.data import images
+
+    data: DataSet = {"digits": images.digits, "mnist": images.mnist}[settings.data.name](settings.data)
+    train, validation = hold_out(data.train, settings.data.validation, settings.data.limit)
+    dtype = torch.float64 if settings.precision == "float64" else torch.float32
+    return replace(data, train=train, validation=validation, dtype=dtype)

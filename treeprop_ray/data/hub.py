@@ -1,0 +1,57 @@
+"""Finding data sets that are laid out like the Hugging Face hub: a local root or the network."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from treeprop_ray.errors import UserError
+
+
+def find_root(root: str | None) -> Path | None:
+    """`data.root` or $TREEPROP_DATA, or its folder `hub`; None means the network."""
+    given = root or os.environ.get("TREEPROP_DATA")
+    if not given:
+        return None
+    path = Path(given).expanduser()
+    if root and not path.is_dir():
+        raise UserError(f"data.root={root}: no such folder")
+    return path / "hub" if (path / "hub").is_dir() else path
+
+
+def cache_folder(repo: str, split: str, root: str | None) -> Path:
+    """Where decoded arrays of a split are kept; different roots do not share."""
+    base = Path(os.environ.get("TREEPROP_CACHE", Path.home() / ".cache" / "treeprop_ray"))
+    found = find_root(root)
+    files = sorted((found / repo).rglob("*.parquet")) if found else []
+    facts = [f"{f.resolve()}:{f.stat().st_size}:{f.stat().st_mtime_ns}" for f in files]
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12] if facts else "hub"
+    return base / repo / f"{split}-{digest}"
+
+
+def load_split(repo: str, split: str, root: str | None, config: str | None = None) -> Any:
+    """A split as a `datasets.Dataset`, from the local root if it has the set, else the network."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    found = find_root(root)
+    local = found / repo if found else None
+    try:
+        if local and local.is_dir():
+            folder = local / config if config else local
+            files = sorted(str(f) for f in folder.glob(f"{split}-*.parquet"))
+            if not files:
+                raise UserError(f"{repo}: no split {split} in {folder}")
+            return datasets.load_dataset("parquet", data_files={split: files}, split=split)
+        return datasets.load_dataset(repo, config, split=split)
+    except UserError:
+        raise
+    except Exception as e:
+        where = f"not under {found}" if found else "no local root is set"
+        raise UserError(
+            f"data set {repo}: {where}, and the hub gave: {str(e).splitlines()[0] if str(e) else e!r}; "
+            f"either set data.root (or TREEPROP_DATA) to a folder that holds {repo}, "
+            "or run once where huggingface.co can be reached"
+        ) from e

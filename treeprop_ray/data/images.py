@@ -1,0 +1,86 @@
+"""Image sets: scikit-learn's digits (embedded) and hub sets decoded once into uint8 arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treeprop_ray.data import DataSet, Split
+from treeprop_ray.data.hub import cache_folder, load_split
+
+if TYPE_CHECKING:
+    from treeprop_ray.config import Data
+
+DIGITS_TEST = 360  # the last fifth of scikit-learn's 1797 digits
+
+
+def unit_scale(x: Tensor) -> Tensor:
+    """uint8 pixels to [0, 1]."""
+    return x.float() / 255
+
+
+def digits(data: Data) -> DataSet:
+    """1797 handwritten digits of 8x8 pixels with 17 grey levels, shipped with scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = torch.from_numpy((bunch.images * (255 / 16)).round().astype(np.uint8)).unsqueeze(1)
+    y = torch.from_numpy(bunch.target.astype(np.int64))
+    train, test = Split(x[:-DIGITS_TEST], y[:-DIGITS_TEST]), Split(x[-DIGITS_TEST:], y[-DIGITS_TEST:])
+    return DataSet("digits", train, test, test, 10, unit_scale)
+
+
+def mnist(data: Data) -> DataSet:
+    """MNIST from the hub layout `ylecun/mnist`: 60000 + 10000 images of 28x28 pixels."""
+    train = decoded("ylecun/mnist", "train", "image", "label", (1, 28, 28), data)
+    test = decoded("ylecun/mnist", "test", "image", "label", (1, 28, 28), data)
+    return DataSet("mnist", train, test, test, 10, unit_scale)
+
+
+def decoded(
+    repo: str, split: str, image: str, label: str, shape: tuple[int, int, int], data: Data
+) -> Split:
+    """Images of a hub split as a memory-mapped uint8 array (n, C, H, W), decoded on first use."""
+    folder = cache_folder(repo, split, data.root)
+    pixels, labels = folder / "x.npy", folder / "y.npy"
+    if not (pixels.is_file() and labels.is_file()):
+        _decode(repo, split, image, label, shape, data, pixels, labels)
+    x = np.load(pixels, mmap_mode="c")  # copy on write: torch asks for writable memory
+    return Split(torch.from_numpy(x), torch.from_numpy(np.load(labels)))
+
+
+def _decode(
+    repo: str,
+    split: str,
+    image: str,
+    label: str,
+    shape: tuple[int, int, int],
+    data: Data,
+    pixels: Path,
+    labels: Path,
+) -> None:
+    from treeprop_ray.errors import UserError
+
+    rows = load_split(repo, split, data.root)
+    mode = "L" if shape[0] == 1 else "RGB"
+    x = np.empty((len(rows), *shape), dtype=np.uint8)
+    for i in range(len(rows)):
+        try:
+            picture = np.asarray(rows[i][image].convert(mode))
+        except Exception as e:
+            raise UserError(f"{repo}: image {i} of split {split} is damaged: {e}") from e
+        picture = picture[None] if picture.ndim == 2 else picture.transpose(2, 0, 1)
+        if picture.shape != shape:
+            raise UserError(
+                f"{repo}: image {i} of split {split} has shape {picture.shape}, expected {shape}"
+            )
+        x[i] = picture
+    pixels.parent.mkdir(parents=True, exist_ok=True)
+    for path, array in ((labels, np.asarray(rows[label], dtype=np.int64)), (pixels, x)):
+        aside = path.with_suffix(".tmp.npy")
+        np.save(aside, array)
+        aside.replace(path)

@@ -1,0 +1,9 @@
+"""The one error type for mistakes that the user can mend; `cli.run` prints it on one line."""
+
+
+class UserError(Exception):
+    """Names the key, the value and what is allowed. Ends the command with exit code 2."""
+
+
+class TrainingError(Exception):
+    """A run that cannot go on (NaN, lost actors, full disk). Ends the command with exit code 1."""

@@ -1,0 +1,71 @@
+"""One factor q(z_n | z_l, z_r) of the tree posterior: mean, sample and exact divergences.
+
+Pure functions of tensors. Symbols as in the paper: mu_fwd = f_left(z_l) is the forward estimate,
+z_r_hat = f_right(mu_fwd) the prediction of the right boundary, mu the posterior mean.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# Bernoulli means stay inside (EPS, 1 - EPS), so that log-odds are finite.
+EPS = 1e-6
+
+
+def posterior_mean(
+    mu_fwd: Tensor, correction: Tensor | None, alpha: float, beta: float, family: str
+) -> Tensor:
+    """mu = alpha * mu_fwd + beta * correction.
+
+    Bernoulli: the right side is read as an estimate of z_n itself, mu_fwd + correction, so with
+    alpha + beta = 1 the mean stays a probability.
+    """
+    if family == "bernoulli":
+        mu = mu_fwd if correction is None else mu_fwd + beta * correction
+        return mu.clamp(EPS, 1 - EPS)
+    mu = mu_fwd if alpha == 1 else alpha * mu_fwd
+    return mu if correction is None else mu + beta * correction
+
+
+def sigma_at(sigma: float, level: int, depth: int, schedule: str = "depth") -> float:
+    """sigma_s = sigma * sqrt(2^(D - s)): an edge of 2^(D-s) steps has that much more variance."""
+    return sigma * math.sqrt(2 ** (depth - level)) if schedule == "depth" else sigma
+
+
+def divergence(mu_q: Tensor, mu_p: Tensor, family: str) -> Tensor:
+    """What a KL between two factors of fixed variance becomes as a training loss, per element.
+
+    Gaussian: squared error of the means. Bernoulli: cross-entropy of the probabilities.
+    """
+    mu_q, mu_p = full(mu_q), full(mu_p)
+    if family == "bernoulli":
+        return F.binary_cross_entropy(mu_p, mu_q, reduction="none")
+    return (mu_q - mu_p) ** 2
+
+
+def full(x: Tensor) -> Tensor:
+    """Losses are computed in float32 at least."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+# -- exact divergences, for the bound F and the theory -----------------------------------------
+
+
+def kl_gaussian(mu_q: Tensor, mu_p: Tensor, sigma_q: float, sigma_p: float) -> Tensor:
+    """KL(N(mu_q, sigma_q^2) || N(mu_p, sigma_p^2)) per element."""
+    ratio = (sigma_q / sigma_p) ** 2
+    return 0.5 * (ratio - 1 - math.log(ratio) + (mu_q - mu_p) ** 2 / sigma_p**2)
+
+
+def kl_bernoulli(pi: Tensor, rho: Tensor) -> Tensor:
+    """KL(Bernoulli(pi) || Bernoulli(rho)) per element."""
+    return torch.special.xlogy(pi, pi / rho) + torch.special.xlogy(1 - pi, (1 - pi) / (1 - rho))
+
+
+def log_normal(z: Tensor, mean: Tensor, sigma: float) -> Tensor:
+    """log N(z | mean, sigma^2) per element."""
+    return -0.5 * ((z - mean) / sigma) ** 2 - math.log(sigma) - 0.5 * math.log(2 * math.pi)

@@ -1,0 +1,19 @@
+"""Networks: stem, blocks and head. Nothing about training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treeprop_ray.config import family_of
+from treeprop_ray.network import Blueprint
+
+if TYPE_CHECKING:
+    from treeprop_ray.config import Settings
+    from treeprop_ray.data import DataSet
+
+
+def blueprint(settings: Settings, data: DataSet) -> Blueprint:
+    """How to make each part of the network that the settings name, for this data."""
+    from treeprop_ray.models import mlp
+
+    return mlp.blueprint(settings.model, data.input_shape, data.classes, family_of(settings))

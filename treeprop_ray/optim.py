@@ -1,0 +1,130 @@
+"""Optimizer of the parts a host owns: state keyed by edge, learning rate a function of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from treeprop_ray.network import edge_name
+from treeprop_ray.tree import Edge
+
+if TYPE_CHECKING:
+    from treeprop_ray.config import Settings
+
+
+@dataclass(frozen=True)
+class OptimizerRule:
+    """Which optimizer, and the learning rate of every step of a run of `total_steps`."""
+
+    kind: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+    schedule: str = "constant"
+    warmup: float = 0.0
+    clip: float = 0.0
+    total_steps: int = 1
+
+    @classmethod
+    def of(cls, settings: Settings, total_steps: int) -> OptimizerRule:
+        s = settings
+        return cls(
+            s.optimizer, s.lr, s.weight_decay, s.momentum, s.schedule, s.warmup, s.clip, total_steps
+        )
+
+    def lr_at(self, step: int) -> float:
+        """Linear warm-up over the first `warmup` share, then constant, linear or cosine to 0."""
+        rising = round(self.warmup * self.total_steps)
+        if step < rising:
+            return self.lr * (step + 1) / rising
+        if self.schedule == "constant":
+            return self.lr
+        done = (step - rising) / max(1, self.total_steps - rising)
+        if self.schedule == "linear":
+            return self.lr * (1 - done)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.kind == "sgd":
+            return torch.optim.SGD(
+                params, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+            )
+        cls = torch.optim.AdamW if self.kind == "adamw" else torch.optim.Adam
+        return cls(params, lr=self.lr, weight_decay=self.weight_decay, fused=True)
+
+
+class PartOptimizer:
+    """One torch optimizer over several parts, whose state is read and written part by part."""
+
+    def __init__(self, parts: Mapping[Edge, nn.Module], rule: OptimizerRule) -> None:
+        self.rule = rule
+        self.params: dict[str, dict[str, nn.Parameter]] = {
+            edge_name(edge): {k: p for k, p in module.named_parameters() if p.requires_grad}
+            for edge, module in sorted(parts.items())
+        }
+        everything = [p for named in self.params.values() for p in named.values()]
+        self.optimizer = rule.make(everything) if everything else None
+
+    def square_norms(self) -> dict[str, float]:
+        """Sum of squared gradients of every part."""
+        out = {}
+        for name, named in self.params.items():
+            grads = [p.grad for p in named.values() if p.grad is not None]
+            if grads:
+                norms = torch.stack(torch._foreach_norm(grads)).double()
+                out[name] = float((norms**2).sum())
+        return out
+
+    def step(self, step: int, square_norms: Iterable[Mapping[str, float]] | None) -> None:
+        """One update; with clipping `square_norms` holds those of all hosts."""
+        if self.optimizer is None:
+            return
+        if self.rule.clip > 0:
+            assert square_norms is not None
+            norm = global_norm(square_norms)
+            if norm > self.rule.clip:
+                grads = [p.grad for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
+                torch._foreach_mul_(grads, self.rule.clip / norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rule.lr_at(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Optimizer state as `edge/parameter/slot` tensors."""
+        if self.optimizer is None:
+            return {}
+        return {
+            f"{edge}/{name}/{slot}": value.detach().cpu()
+            for edge, named in self.params.items()
+            for name, p in named.items()
+            for slot, value in self.optimizer.state.get(p, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take the slots of the own parts out of `state`; parts without slots start anew."""
+        if self.optimizer is None:
+            return
+        slots: dict[tuple[str, str], dict[str, Tensor]] = {}
+        for key, value in state.items():
+            edge, name, slot = key.split("/")
+            slots.setdefault((edge, name), {})[slot] = value
+        self.optimizer.state.clear()
+        for edge, named in self.params.items():
+            for name, p in named.items():
+                mine = slots.get((edge, name))
+                if mine:
+                    # `step` is a scalar that fused optimizers want on the parameter's device
+                    self.optimizer.state[p] = {k: v.clone().to(p.device) for k, v in mine.items()}
+
+
+def global_norm(square_norms: Iterable[Mapping[str, float]]) -> float:
+    """Norm over all parts; added up in the order of their names, wherever they live."""
+    merged = {k: v for norms in square_norms for k, v in norms.items()}
+    return math.sqrt(sum(merged[k] for k in sorted(merged)))

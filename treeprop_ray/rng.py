@@ -1,0 +1,44 @@
+"""Random draws that depend on named things only: never on where or in which order code runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+def derive(*words: int | str) -> int:
+    """A 63-bit seed from names and numbers, e.g. derive(seed, "noise", step, node)."""
+    digest = hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def generator(*words: int | str) -> torch.Generator:
+    """A CPU generator seeded by `derive(*words)`."""
+    return torch.Generator().manual_seed(derive(*words))
+
+
+@contextmanager
+def seeded(*words: int | str) -> Iterator[None]:
+    """Seed torch's global generators inside the block (initialisation), put the state back after."""
+    with torch.random.fork_rng():
+        torch.manual_seed(derive(*words))
+        yield
+
+
+def normal_rows(like: Tensor, places: range, *words: int | str) -> Tensor:
+    """Standard normal noise shaped like `like` (B, ...), row i drawn for the place `places[i]`.
+
+    One generator per row, made on the CPU, so a row is the same however the batch is cut and on
+    whatever device it ends up.
+    """
+    base = derive(*words)
+    rows = torch.empty(like.shape, dtype=torch.float32)
+    gen = torch.Generator()
+    for row, place in zip(rows, places, strict=True):
+        gen.manual_seed(base + place)
+        row.normal_(generator=gen)
+    return rows.to(like.device, non_blocking=True)

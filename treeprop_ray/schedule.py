@@ -1,0 +1,229 @@
+"""The wave schedule: who computes what in which order, as data. Pure Python, no torch, no Ray.
+
+One step of N = 8 with the spine (4, 6, 7) on the boundary's host, in waves:
+
+    wave      1     2       3           4       5
+    level     1     2       3           2       1
+    node 4    F                                 B
+    node 2          F                   B
+    node 6          F                   B
+    node 1                  FB
+    node 3                  FB
+    node 5                  FB
+    node 7                  FB
+              z_4   z_2 z_6             adjoints of z_2, z_4, z_6 -> z_4, z_0
+
+Forward waves go down the levels, adjoints come back up. A node that expects no adjoint does
+forward and backward in one call (FB). A call serves all nodes of one level in one host.
+
+When a spine node and the head live apart, the head answers in a call of its own:
+
+    beta = 0    node: lift, settle -> mu_n, z_n    head -> g_n    node: receive, backward
+    beta > 0    node: lift -> mu_n                 head -> g_n    node: receive, settle -> z_n
+
+Tensors are named by what they are: z4 (state), mu4 (spine node's mu_fwd for the head), g4 (the
+head's answer), l2 and r2 (adjoints that node 2 hands to its parent for its z_l and z_r, its own
+contribution plus those of its descendants). Adding up along the tree fixes the order of every
+sum, so results do not depend on the placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from treeprop_ray.rule import Rule
+from treeprop_ray.tree import Node, Tree
+
+
+@dataclass(frozen=True)
+class Op:
+    """One thing that one node (or stem or head) does: a method of node.TreeNode or node.Boundary."""
+
+    verb: str  # open | lift | answer | head | receive | settle | backward | close
+    n: int
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one host: the ops of all its nodes of `level`, for one piece of the batch.
+
+    inputs come from other hosts, outputs are needed by other hosts; what stays inside a host is
+    not listed.
+    """
+
+    phase: str  # stem | forward | head | settle | backward | stem_backward
+    level: int
+    host: int
+    piece: int
+    ops: tuple[Op, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    last: bool  # the host's last call for this piece: it may forget the piece's tensors
+
+    @property
+    def nodes(self) -> list[int]:
+        """The nodes served, in order."""
+        return list(dict.fromkeys(op.n for op in self.ops if op.verb not in ("open", "close")))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the nodes live (`host_of`), and where stem, head and labels do (`boundary`)."""
+
+    host_of: Mapping[int, int]
+    boundary: int = 0
+
+    @property
+    def hosts(self) -> list[int]:
+        return sorted({self.boundary, *self.host_of.values()})
+
+    @classmethod
+    def single(cls, tree: Tree) -> Layout:
+        """Everything in one host."""
+        return cls(dict.fromkeys(tree.nodes, 0))
+
+
+class Flow:
+    """The ops of every node under a rule, and the tensors they read and write."""
+
+    def __init__(self, tree: Tree, rule: Rule, layout: Layout, stem_trains: bool) -> None:
+        self.tree, self.rule, self.stem_trains = tree, rule, stem_trains
+        self.at, self.boundary = layout.host_of, layout.boundary
+
+    def apart(self, node: Node) -> bool:
+        """A spine node that needs the head, which lives in another host."""
+        return self.at[node.n] != self.boundary and self.rule.asks_head(self.tree, node)
+
+    def hands_up(self, node: Node) -> tuple[str, ...]:
+        """The adjoints l<n> and r<n> as far as they exist."""
+        left = (f"l{node.n}",) if self.rule.sends_left(node, self.stem_trains) else ()
+        return left + ((f"r{node.n}",) if self.rule.sends_right(self.tree, node) else ())
+
+    def awaits(self, node: Node) -> tuple[str, ...]:
+        """The adjoints that the two children hand up."""
+        children = (self.tree.left_child(node), self.tree.right_child(node))
+        return tuple(name for child in children if child for name in self.hands_up(child))
+
+    def backward(self, node: Node) -> list[Op]:
+        ops = [Op("backward", node.n, self.awaits(node), self.hands_up(node))]
+        at_root = node is self.tree.root and self.at[node.n] == self.boundary
+        return ops + self.close() if at_root else ops
+
+    def open(self) -> list[Op]:
+        return [Op("open", 0, (), ("z0",))]
+
+    def close(self) -> list[Op]:
+        return [Op("close", 0, (f"l{self.tree.root.n}",))] if self.stem_trains else []
+
+    def lift(self, node: Node) -> Op:
+        return Op("lift", node.n, (f"z{node.l}",), (f"mu{node.n}",))
+
+    def head(self, node: Node) -> Op:
+        return Op("head", node.n, (f"mu{node.n}",), (f"g{node.n}",))
+
+    def receive(self, node: Node) -> Op:
+        return Op("receive", node.n, (f"g{node.n}",))
+
+    def settle(self, node: Node) -> Op:
+        return Op("settle", node.n, (), (f"z{node.n}",))
+
+    def phases(self, node: Node) -> tuple[list[Op], list[Op], list[Op], list[Op]]:
+        """A node's ops in its forward, head, settle and backward call; a call may be empty."""
+        lift, settle = self.lift(node), self.settle(node)
+        back = self.backward(node)
+        now, later = ([], back) if self.awaits(node) else (back, [])
+        if not self.tree.is_spine(node):
+            answer = Op("answer", node.n, (f"z{node.r}",))
+            return [lift, answer, settle, *now], [], [], later
+        if not self.rule.asks_head(self.tree, node):
+            return [lift, settle, *now], [], [], later
+        head, receive = self.head(node), self.receive(node)
+        if not self.apart(node):
+            return [lift, head, receive, settle, *now], [], [], later
+        if self.rule.beta > 0:
+            return [lift], [head], [receive, settle, *now], later
+        return [lift, settle], [head], [], [receive, *back]
+
+
+def one_piece(
+    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, piece: int = 0
+) -> list[list[Call]]:
+    """The waves of one piece, in order; the calls inside a wave do not depend on each other."""
+    flow = Flow(tree, rule, layout, stem_trains)
+    at, boundary = layout.host_of, layout.boundary
+    root_here = at[tree.root.n] == boundary
+    waves: list[tuple[str, int, dict[int, list[Op]]]] = []
+
+    def wave(phase: str, level: int, rows: list[tuple[int, list[Op]]]) -> None:
+        by_host: dict[int, list[Op]] = {}
+        for host, ops in rows:
+            if ops:
+                by_host.setdefault(host, []).extend(ops)
+        if by_host:
+            waves.append((phase, level, dict(sorted(by_host.items()))))
+
+    if not root_here:
+        wave("stem", 0, [(boundary, flow.open())])
+    for s in range(1, tree.depth + 1):
+        rows = [(node, flow.phases(node)) for node in tree.level(s)]
+        opening = [(boundary, flow.open())] if root_here and s == 1 else []
+        wave("forward", s, opening + [(at[node.n], ops[0]) for node, ops in rows])
+        wave("head", s, [(boundary, ops[1]) for _, ops in rows])
+        wave("settle", s, [(at[node.n], ops[2]) for node, ops in rows])
+    for s in range(tree.depth, 0, -1):
+        wave("backward", s, [(at[node.n], flow.phases(node)[3]) for node in tree.level(s)])
+    if not root_here:
+        wave("stem_backward", 0, [(boundary, flow.close())])
+    return _travel(waves, piece)
+
+
+def _travel(
+    waves: list[tuple[str, int, dict[int, list[Op]]]], piece: int
+) -> list[list[Call]]:
+    """Make calls of the ops: a tensor is an output only if another host reads it."""
+    rows = [(host, ops) for _, _, by_host in waves for host, ops in by_host.items()]
+    maker = {name: host for host, ops in rows for op in ops for name in op.writes}
+    readers: dict[str, set[int]] = {}
+    for host, ops in rows:
+        for op in ops:
+            for name in op.reads:
+                readers.setdefault(name, set()).add(host)
+    final = {host: id(ops) for host, ops in rows}
+    arrived: set[tuple[int, str]] = set()  # a host keeps what it has received for later calls
+    out = []
+    for phase, level, by_host in waves:
+        calls = []
+        for host, ops in by_host.items():
+            reads = dict.fromkeys(name for op in ops for name in op.reads)
+            inputs = [r for r in reads if maker[r] != host and (host, r) not in arrived]
+            arrived.update((host, r) for r in inputs)
+            writes = [name for op in ops for name in op.writes]
+            outputs = [w for w in writes if readers.get(w, set()) - {host}]
+            last = final[host] == id(ops)
+            calls.append(
+                Call(phase, level, host, piece, tuple(ops), tuple(inputs), tuple(outputs), last)
+            )
+        out.append(calls)
+    return out
+
+
+def one_step(
+    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int = 1
+) -> Iterator[Call]:
+    """All calls of a step in the order in which they are submitted.
+
+    Piece m enters two waves after piece m - 1, so different levels work at the same time; where
+    two pieces meet on one host the earlier one, which is on its way back, goes first. So at most
+    half as many pieces as there are waves are ever between forward and backward.
+    """
+    keyed = [
+        (clock + 2 * m, m, call)
+        for m in range(pieces)
+        for clock, calls in enumerate(one_piece(tree, rule, layout, stem_trains, m))
+        for call in calls
+    ]
+    keyed.sort(key=lambda entry: entry[:2])
+    return (call for _, _, call in keyed)
