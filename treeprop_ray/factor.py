@@ -10,7 +10,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 # Bernoulli means stay inside (EPS, 1 - EPS), so that log-odds are finite.
 EPS = 1e-6
@@ -37,13 +36,15 @@ def sigma_at(sigma: float, level: int, depth: int, schedule: str = "depth") -> f
 
 
 def divergence(mu_q: Tensor, mu_p: Tensor, family: str) -> Tensor:
-    """What a KL between two factors of fixed variance becomes as a training loss, per element.
+    """The part of KL(q || p) that depends on the means, per element: the training loss.
 
-    Gaussian: squared error of the means. Bernoulli: cross-entropy of the probabilities.
+    Gaussian: squared error. Bernoulli: the KL itself, i.e. binary cross-entropy less the entropy
+    of q. The entropy is a constant unless q's side is differentiated too (target_gradient); then
+    plain cross-entropy would reward saturated states and the tree collapses.
     """
     mu_q, mu_p = full(mu_q), full(mu_p)
     if family == "bernoulli":
-        return F.binary_cross_entropy(mu_p, mu_q, reduction="none")
+        return kl_bernoulli(mu_q.clamp(EPS, 1 - EPS), mu_p.clamp(EPS, 1 - EPS))
     return (mu_q - mu_p) ** 2
 
 
@@ -62,8 +63,8 @@ def kl_gaussian(mu_q: Tensor, mu_p: Tensor, sigma_q: float, sigma_p: float) -> T
 
 
 def kl_bernoulli(pi: Tensor, rho: Tensor) -> Tensor:
-    """KL(Bernoulli(pi) || Bernoulli(rho)) per element."""
-    return torch.special.xlogy(pi, pi / rho) + torch.special.xlogy(1 - pi, (1 - pi) / (1 - rho))
+    """KL(Bernoulli(pi) || Bernoulli(rho)) per element; both inside (0, 1)."""
+    return pi * (pi / rho).log() + (1 - pi) * ((1 - pi) / (1 - rho)).log()
 
 
 def log_normal(z: Tensor, mean: Tensor, sigma: float) -> Tensor:

@@ -1,0 +1,71 @@
+"""The common front of all commands: key=value words, --help, --cfg, exit codes. No torch here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treeprop_ray.config import describe, to_yaml
+from treeprop_ray.errors import TrainingError, UserError
+
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+
+
+def main(
+    doc: str,
+    schema: type,
+    load: Callable[[Sequence[str]], Any],
+    run: Callable[[Any], int | None],
+    show: Callable[[Any], str] | None = None,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Run a command and return its exit code: 0 done, 1 failed run, 2 bad input.
+
+    `show` may add to what --cfg prints.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in words or "-h" in words:
+        print(help_text(doc, schema))
+        return DONE
+    try:
+        flags = [w for w in words if w.startswith("-")]
+        if flags and flags != ["--cfg"]:
+            other = next(f for f in flags if f != "--cfg")
+            raise UserError(f"{other}: unknown flag; known: --help, --cfg; settings are key=value")
+        settings = load([w for w in words if not w.startswith("-")])
+        if flags:
+            print(to_yaml(settings), end="")
+            if show:
+                print(show(settings))
+            return DONE
+        return run(settings) or DONE
+    except UserError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return BAD_INPUT
+    except TrainingError as e:
+        print(f"failed: {e}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+
+
+def help_text(doc: str, schema: type) -> str:
+    """The command's docstring and a table of its keys."""
+    rows = describe(schema)
+    key_width = max(len(key) for key, _, _ in rows)
+    value_width = max(len(value) for _, value, _ in rows)
+    lines = [f"  {key:<{key_width}}  {value:<{value_width}}  {text}" for key, value, text in rows]
+    return "\n".join([doc.strip(), "", "Keys, defaults and meaning:", *lines])
+
+
+def quiet() -> None:
+    """Logs of libraries stay silent unless something is wrong."""
+    logging.getLogger().setLevel(logging.WARNING)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

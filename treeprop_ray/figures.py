@@ -1,0 +1,67 @@
+"""Figures of a run: loss per node drawn on the tree, accuracy per path over the epochs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+from treeprop_ray.tree import Tree
+
+
+def run_figures(folder: Path, tree: Tree) -> None:
+    """Draw figures/tree_loss.png and figures/path_accuracy.png from metrics.csv."""
+    rows = pd.read_csv(folder / "metrics.csv")
+    out = folder / "figures"
+    out.mkdir(exist_ok=True)
+    steps = rows[rows.kind == "step"]
+    if not steps.empty and any(steps.get(f"loss/{n}", pd.Series()).notna().any() for n in tree.nodes):
+        tree_loss(tree, {n: steps[f"loss/{n}"].iloc[-1] for n in tree.nodes}, out / "tree_loss.png")
+    epochs = rows[rows.kind == "epoch"]
+    if not epochs.empty:
+        path_accuracy(epochs, out / "path_accuracy.png")
+
+
+def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
+    """Nodes at (n, level), coloured by their last loss; grey lines join a node to its children."""
+    fig, ax = plt.subplots(figsize=(max(5.0, 0.6 * tree.N + 1.5), 1.0 + 0.8 * tree.depth))
+    for node in tree.nodes.values():
+        for child in (tree.left_child(node), tree.right_child(node)):
+            if child:
+                ax.plot([node.n, child.n], [node.level, child.level], color="0.8", zorder=1)
+    nodes = list(tree.nodes.values())
+    points = ax.scatter(
+        [n.n for n in nodes], [n.level for n in nodes], c=[loss[n.n] for n in nodes],
+        s=420, cmap="viridis", zorder=2,
+    )  # fmt: skip
+    for node in nodes:
+        ax.annotate(str(node.n), (node.n, node.level), ha="center", va="center", color="w", fontsize=8)
+        if tree.N <= 32:
+            below = (node.n, node.level + 0.42)
+            ax.annotate(f"{loss[node.n]:.3g}", below, ha="center", va="center", fontsize=7)
+    ax.set(xlim=(-0.5, tree.N + 0.5), ylim=(tree.depth + 0.8, 0.4), xlabel="state n", ylabel="level")
+    ax.set_yticks(range(1, tree.depth + 1))
+    ax.set_title("loss per node at the last step")
+    fig.colorbar(points, ax=ax)
+    _save(fig, target)
+
+
+def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
+    """Validation accuracy of every path over the epochs."""
+    fig, ax = plt.subplots(figsize=(6, 4))
+    for column in (c for c in epochs.columns if c.startswith("accuracy/")):
+        ax.plot(epochs.epoch, 100 * epochs[column], marker=".", label=column.partition("/")[2])
+    ax.set(xlabel="epoch", ylabel="validation accuracy (%)")
+    ax.grid(alpha=0.3)
+    ax.legend()
+    _save(fig, target)
+
+
+def _save(fig: plt.Figure, target: Path) -> None:
+    fig.tight_layout()
+    fig.savefig(target, dpi=120)
+    plt.close(fig)

@@ -1,0 +1,144 @@
+"""The run folder: config.yaml, metrics.csv, summary.json, TensorBoard events, log.txt, figures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from treeprop_ray import config
+from treeprop_ray.config import Settings
+from treeprop_ray.errors import UserError
+
+
+class RunFolder:
+    """results/runs/<name>: made new, or taken up where an earlier run left off."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name = config.run_name(settings)
+        self.path = Path(settings.out) / self.name
+        if settings.fresh and (self.path / "config.yaml").is_file():
+            shutil.rmtree(self.path)
+        if (self.path / "config.yaml").is_file():
+            changed = config.differences(config.load_file(self.path / "config.yaml"), settings)
+            if changed:
+                raise UserError(
+                    f"{self.path} holds a run with other settings ({'; '.join(changed)}); "
+                    "choose another name=… or fresh=true"
+                )
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise UserError(f"{self.path}: is not empty and is no run folder; choose another name=…")
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run."""
+        path = self.path / "summary.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def open(self) -> None:
+        """Make the folder and write the resolved settings."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            (self.path / "config.yaml").write_text(config.to_yaml(self.settings))
+        except OSError as e:
+            raise UserError(f"out={self.settings.out}: cannot write there: {e.strerror}") from e
+
+    def write_summary(self, figures: Mapping[str, Any]) -> None:
+        """summary.json, written aside and renamed."""
+        aside = self.path / "summary.json.tmp"
+        aside.write_text(json.dumps({**figures, **provenance()}, indent=2) + "\n")
+        aside.replace(self.path / "summary.json")
+
+
+class MetricsFile:
+    """metrics.csv: fixed columns; on resume, rows after the checkpoint are cut off."""
+
+    def __init__(self, path: Path, columns: Sequence[str], step: int) -> None:
+        kept = []
+        if path.is_file():
+            with path.open(newline="") as f:
+                kept = [row for row in csv.DictReader(f) if int(row["step"]) <= step and step > 0]
+        self._file = path.open("w", newline="")
+        self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore", restval="")
+        self._writer.writeheader()
+        self._writer.writerows(kept)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row; it is on disk when this returns."""
+        self._writer.writerow({k: f"{v:.8g}" if isinstance(v, float) else v for k, v in row.items()})
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, hardware, command, commit and date: what a figure needs beside it."""
+    import torch
+
+    packages = ("treeprop_ray", "torch", "ray", "numpy", "omegaconf", "safetensors")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
+        "commit": _commit(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
+        "hardware": {
+            "machine": platform.machine(),
+            "cpu": _cpu_name(),
+            "cores": _cores(),
+            "gpus": gpus,
+        },
+    }
+
+
+def _module() -> str:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec.name if spec else Path(sys.argv[0]).name
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except Exception:
+        return "not installed"
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True
+        )
+    except OSError:
+        return "unknown"
+    return found.stdout.strip() or "unknown"
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"

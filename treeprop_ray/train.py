@@ -1,0 +1,315 @@
+"""Train a network by TreeProp, or the same chain by backpropagation.
+
+    python -m treeprop_ray.train                                        # digits, a minute
+    python -m treeprop_ray.train experiment=mnist_d3 model.hidden=100 epochs=15
+    python -m treeprop_ray.train experiment=mnist_d3 method=bp          # the baseline
+
+The same command again continues an interrupted run. Flags: --help, --cfg (print the resolved
+settings and stop).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treeprop_ray import cli, config
+from treeprop_ray.config import Settings
+
+if TYPE_CHECKING:
+    from treeprop_ray.data import DataSet
+    from treeprop_ray.engine.base import Engine, Score
+    from treeprop_ray.host import StepReport
+    from treeprop_ray.tree import Tree
+
+
+def run(settings: Settings) -> int:
+    """The train command."""
+    trainer = Trainer(settings)
+    done = trainer.folder.summary
+    if done is not None and done["steps"] >= trainer.total_steps:
+        print(f"this run is finished; fresh=true starts it anew\n{done['table']}")
+        print(f"files: {trainer.folder.path}")
+        return cli.DONE
+    summary = trainer.train()
+    print(f"{summary['table']}\nfiles: {trainer.folder.path}")
+    return cli.DONE
+
+
+class Trainer:
+    """Takes an engine through the steps of a run; knows nothing about networks or trees' insides."""
+
+    def __init__(self, settings: Settings) -> None:
+        from treeprop_ray.data import Batches, load
+        from treeprop_ray.runs import RunFolder
+
+        self.settings = settings
+        self.folder = RunFolder(settings)
+        self.data = load(settings)
+        self.per_epoch = Batches(self.data, settings.batch, settings.seed).per_epoch
+        self.total_steps = min(settings.steps or sys.maxsize, settings.epochs * self.per_epoch)
+        self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
+        self.wall = 0.0
+        self.start = 0
+
+    def train(self) -> dict[str, Any]:
+        """Run to the end; returns the summary."""
+        from treeprop_ray import checkpoint
+        from treeprop_ray.progress import Bar
+
+        self.engine = build_engine(self.settings, self.data, self.total_steps)
+        try:
+            self.folder.open()
+            found = checkpoint.newest(self.folder.checkpoints, _warn)
+            if found:
+                self._resume(found)
+            self.paths = paths_of(self.settings, self.engine.tree)
+            self.log = Log(self.folder.path, self.engine.tree, list(self.paths), self.start)
+            began = time.perf_counter()
+            with Bar(self.folder.name, self.total_steps, self.start) as bar:
+                for step in range(self.start, self.total_steps):
+                    self._step(step, bar, began)
+            self.wall += time.perf_counter() - began
+            return self._finish()
+        finally:
+            self.engine.close()
+
+    def _resume(self, found: Any) -> None:
+        from treeprop_ray import checkpoint
+
+        checkpoint.check_fits(found, self.engine.tree.N, self.settings.split)
+        self.engine.load((found.weights, found.optimizer))
+        self.start, self.best = found.meta["step"], found.meta["best"]
+        self.wall = found.meta["wall_seconds"]
+        print(f"continuing from {found.path} (step {self.start} of {self.total_steps})", flush=True)
+
+    def _step(self, step: int, bar: Any, began: float) -> None:
+        s = self.settings
+        epoch, done = (step + 1) // self.per_epoch, step + 1
+        ends_epoch = done % self.per_epoch == 0 or done == self.total_steps
+        logs = ends_epoch or done % s.log_every == 0
+        saves = ends_epoch if s.checkpoint_every == 0 else done % s.checkpoint_every == 0
+        clean = None
+        if ends_epoch and s.method == "tree":
+            clean = self.engine.clean_loss(self.engine.tree.spine_paths[-1], step)
+        self.engine.step(step, report=logs or saves)
+        if logs:
+            self.log.step(done, epoch, self.engine.reports(), s, clean)
+        scores: Mapping[str, Score] = {}
+        if ends_epoch and (epoch % s.eval_every == 0 or done == self.total_steps):
+            scores = self.engine.score(self.paths, "validation")
+            self.log.epoch(done, epoch, scores)
+            bar.line(f"epoch {epoch}/{s.epochs}  loss {self.log.loss:.4f}  {brief(scores)}")
+        bar.advance()
+        if saves or done == self.total_steps:
+            self._save(done, epoch, scores, self.wall + time.perf_counter() - began)
+
+    def _save(self, step: int, epoch: int, scores: Mapping[str, Score], wall: float) -> None:
+        from treeprop_ray import checkpoint
+
+        s, tree = self.settings, self.engine.tree
+        if scores and scores["full"].accuracy > self.best["accuracy"]:
+            self.best = {"accuracy": scores["full"].accuracy, "step": step}
+        weights, optimizer = self.engine.state()
+        meta = {
+            "step": step, "epoch": epoch, "seed": s.seed, "N": tree.N, "split": s.split,
+            "best": self.best, "wall_seconds": wall,
+        }  # fmt: skip
+        checkpoint.save(self.folder.checkpoints, weights, optimizer, meta)
+        best = self.folder.checkpoints / f"step-{self.best['step']:08d}" if s.keep_best else None
+        checkpoint.prune(self.folder.checkpoints, s.keep_last, best)
+
+    def _finish(self) -> dict[str, Any]:
+        """Test scores, figures, summary.json."""
+        from treeprop_ray import figures
+
+        s = self.settings
+        scores = {split: self.engine.score(self.paths, split) for split in ("validation", "test")}
+        table = table_of(self.paths, scores)
+        weights, _ = self.engine.state()
+        deployed = deployed_parameters(weights, self.engine.tree)
+        summary = {
+            "name": self.folder.name,
+            "method": s.method,
+            "engine": s.engine,
+            "data": s.data.name,
+            "seed": s.seed,
+            "N": self.engine.tree.N,
+            "depth": self.engine.tree.depth,
+            "steps": self.total_steps,
+            "epochs": self.total_steps / self.per_epoch,
+            "samples_seen": self.total_steps * s.batch,
+            "parameters_trained": sum(v.numel() for v in weights.values()),
+            "parameters_deployed": deployed,
+            "block_applications_per_step": block_applications(s, self.engine.tree),
+            "wall_seconds": round(self.wall, 2),
+            "final": {
+                split: {n: {"loss": v.loss, "accuracy": v.accuracy} for n, v in by_path.items()}
+                for split, by_path in scores.items()
+            },
+            "best_validation": self.best,
+            "leak": self.log.leak,
+            "table": table,
+        }
+        self.folder.write_summary(summary)
+        self.log.close()
+        figures.run_figures(self.folder.path, self.engine.tree)
+        return summary
+
+
+def build_engine(settings: Settings, data: DataSet, total_steps: int) -> Engine:
+    """The engine that the settings name."""
+    from treeprop_ray.engine import local
+
+    return local.build(settings, data, total_steps)
+
+
+def paths_of(settings: Settings, tree: Tree) -> dict[str, list[int]]:
+    """The paths a run reports: spine paths and the chain; backpropagation has only the chain."""
+    return tree.named_paths if settings.method == "tree" else {"full": tree.chain}
+
+
+def brief(scores: Mapping[str, Score]) -> str:
+    """One line of accuracies."""
+    return "val " + "  ".join(f"{n} {100 * v.accuracy:.2f} %" for n, v in scores.items())
+
+
+def table_of(
+    paths: Mapping[str, Sequence[int]], scores: Mapping[str, Mapping[str, Score]]
+) -> str:
+    """Accuracy of every path on every split, as plain text."""
+    lines = [f"{'path':<10} {'blocks':>6}  " + "  ".join(f"{split:>10}" for split in scores)]
+    for name, path in paths.items():
+        cells = "  ".join(f"{100 * scores[split][name].accuracy:>8.2f} %" for split in scores)
+        lines.append(f"{name:<10} {len(path) - 2:>6}  {cells}   {'-'.join(map(str, path))}")
+    return "\n".join(lines)
+
+
+def deployed_parameters(weights: Mapping[str, Any], tree: Tree) -> int:
+    """Numbers in stem, chain blocks and head."""
+    from treeprop_ray.network import STEM, edge_name
+
+    chain = {edge_name(e) for e in (STEM, *tree.path_edges(tree.chain))}
+    return sum(v.numel() for k, v in weights.items() if k.split("/")[0] in chain)
+
+
+def block_applications(settings: Settings, tree: Tree) -> int:
+    """Forward applications of blocks (the head counts) in one step; each has one backward."""
+    if settings.method != "tree":
+        return tree.N
+    from treeprop_ray.rule import Rule
+
+    rule = Rule.of(settings, config.family_of(settings))
+    inner = sum(not tree.is_spine(n) for n in tree.nodes.values())
+    rights = inner if rule.node_weight[1] > 0 or rule.beta > 0 else 0
+    heads = sum(rule.asks_head(tree, n) for n in tree.spine)
+    return (len(tree.nodes) + rights + heads) * settings.mc_samples
+
+
+class Log:
+    """Writes metrics.csv and TensorBoard events; keeps what the progress line shows."""
+
+    def __init__(self, folder: Any, tree: Tree, paths: Sequence[str], step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        from treeprop_ray.runs import MetricsFile
+
+        nodes = [*tree.nodes, tree.N]
+        columns = [
+            "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "clean_ce",
+            "tree_ce", "leak", *(f"loss/{n}" for n in nodes),
+            *(f"{kind}/{n}" for n in tree.nodes for kind in ("own", "right", "ce")),
+            *(f"{kind}/{p}" for p in paths for kind in ("accuracy", "val_loss")),
+        ]  # fmt: skip
+        self.tree = tree
+        self.file = MetricsFile(folder / "metrics.csv", columns, step)
+        self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
+        self.loss, self.leak, self._warned = float("nan"), None, False
+        self._last = (time.perf_counter(), step)
+
+    def step(
+        self,
+        step: int,
+        epoch: int,
+        reports: Sequence[StepReport],
+        settings: Settings,
+        clean: float | None,
+    ) -> None:
+        """A row of one step: losses by node, gradient norm, learning rate, seconds per step."""
+        from treeprop_ray.optim import OptimizerRule, global_norm
+
+        row: dict[str, Any] = {"kind": "step", "step": step, "epoch": epoch}
+        losses: dict[int, dict[str, float]] = {}
+        for report in reports:
+            for n, terms in report.losses.items():
+                losses.setdefault(n, {}).update(terms)
+        total = 0.0
+        for n, terms in sorted(losses.items()):
+            row.update({f"{name}/{n}": value for name, value in terms.items()})
+            row[f"loss/{n}"] = sum(weight_of(settings, self.tree, n, t) * v for t, v in terms.items())
+            total += row[f"loss/{n}"]
+        now = time.perf_counter()
+        row["loss"] = self.loss = total
+        row["grad_norm"] = global_norm(r.square_norms for r in reports)
+        row["lr"] = OptimizerRule.of(settings, 1).lr
+        row["step_seconds"] = (now - self._last[0]) / max(1, step - self._last[1])
+        self._last = (now, step)
+        if clean is not None:
+            row["clean_ce"], row["tree_ce"] = clean, losses[self.tree.spine[-1].n]["ce"]
+            row["leak"] = self.leak = row["clean_ce"] - row["tree_ce"]
+            self._warn(self.leak, row["tree_ce"])
+        self._write(row)
+
+    def _warn(self, leak: float, tree_ce: float) -> None:
+        """Once, when the tree predicts much better than the clean path can: labels leak."""
+        if not self._warned and leak > max(0.5, tree_ce):
+            self._warned = True
+            _warn(
+                f"label leak: the clean spine path has {leak:.2f} more cross-entropy than the tree "
+                "on the same batch; the correction writes labels into the states (lower beta or "
+                "correction_scale, or use correction=mean)"
+            )
+
+    def epoch(self, step: int, epoch: int, scores: Mapping[str, Score]) -> None:
+        """A row of validation scores."""
+        row: dict[str, Any] = {"kind": "epoch", "step": step, "epoch": epoch}
+        for name, score in scores.items():
+            row[f"accuracy/{name}"], row[f"val_loss/{name}"] = score.accuracy, score.loss
+        self._write(row)
+        self._last = (time.perf_counter(), step)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.file.write(row)
+        for key, value in row.items():
+            if isinstance(value, float):
+                self.board.add_scalar(key, value, row["step"])
+
+    def close(self) -> None:
+        self.file.close()
+        self.board.close()
+
+
+def weight_of(settings: Settings, tree: Tree, n: int, term: str) -> float:
+    """The weight with which a term of a node enters the objective."""
+    if settings.method != "tree":
+        return 1.0
+    from treeprop_ray.rule import Rule
+
+    rule = Rule.of(settings, config.family_of(settings))
+    own, right = rule.node_weight
+    return {"own": own, "right": right, "ce": rule.ce_weight(tree, tree.nodes[n])}[term]
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m treeprop_ray.train`."""
+    return cli.main(__doc__ or "", Settings, config.load, run, argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
