@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from treeprop_ray import factor
-from treeprop_ray.objective import correction_of, head_loss, mean_over_batch
+from treeprop_ray.objective import correction_of, head_loss
 from treeprop_ray.rng import derive, normal_rows
 from treeprop_ray.rule import Piece, Rule
 from treeprop_ray.tree import Node, Tree
@@ -33,13 +33,11 @@ class Saved:
     """What a node keeps between forward and backward of one piece."""
 
     z_l: Tensor
-    mu_fwd: Tensor  # with the graph of f_left
+    mu_fwd: Tensor  # with the graph of f_left: the only graph that is kept
     gradient: Tensor | None = None  # d(right loss or ce)/d(mu_fwd), unweighted
     correction: Tensor | None = None
     adj_r: Tensor | None = None
-    mu_leaf: Tensor | None = None  # mu_fwd as a leaf of the small graph of step 3
-    mu: Tensor | None = None
-    own: Tensor | None = None
+    own_slope: Tensor | None = None  # d(weighted own)/d(mu_fwd)
 
 
 @dataclass
@@ -57,13 +55,23 @@ class Losses:
         return taken
 
 
-def gradient_at(loss: Tensor, leaf: Tensor, weight: float) -> Tensor:
-    """d(loss)/d(leaf); with weight > 0 the parameters behind `loss` get weight * gradient too."""
+def pull_back(out: Tensor, slope: Tensor, leaf: Tensor, weight: float) -> Tensor:
+    """The gradient at `leaf` of a loss with gradient `slope` at `out`, through the block between.
+
+    With weight > 0 the block's parameters get weight times their gradient on the way.
+    """
     if weight == 0:
-        return torch.autograd.grad(loss, leaf)[0]
-    loss.backward(torch.full_like(loss, weight))
+        return torch.autograd.grad(out, leaf, slope)[0]
+    out.backward(slope if weight == 1 else weight * slope)
     assert leaf.grad is not None
     return leaf.grad if weight == 1 else leaf.grad / weight
+
+
+def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Sum of two tensors that may be absent."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
 
 
 class TreeNode:
@@ -86,15 +94,10 @@ class TreeNode:
         self.sigma = factor.sigma_at(rule.sigma, node.level, tree.depth, rule.noise_schedule)
         self.own_weight, right_weight = rule.node_weight
         self.right_weight = rule.ce_weight(tree, node) if tree.is_spine(node) else right_weight
+        # d(mu)/d(mu_fwd); the correction is a constant
+        self.gain = 1.0 if rule.family == "bernoulli" else rule.alpha
         self.losses = Losses()
         self.saved: dict[int, Saved] = {}
-
-    def forward(self, z_l: Tensor, z_r: Tensor | None, piece: Piece) -> Tensor:
-        """Steps 1-3 of an inner node."""
-        self.lift(z_l, piece)
-        assert z_r is not None
-        self.answer(z_r, piece)
-        return self.settle(piece)
 
     def lift(self, z_l: Tensor, piece: Piece) -> Tensor:
         """Step 1. Returns mu_fwd."""
@@ -110,16 +113,18 @@ class TreeNode:
             return
         assert self.right is not None
         leaf = saved.mu_fwd.detach().requires_grad_()
-        z_r = z_r.detach().requires_grad_(self.wants_adj_r and self.right_weight > 0)
         z_r_hat = self.run(self.right, leaf, self._key("right", piece))
         if rule.beta > 0 and rule.correction == "vjp":
             error = (z_r - z_r_hat).detach()
             (product,) = torch.autograd.grad(z_r_hat, leaf, error, retain_graph=True)
             saved.correction = rule.correction_scale * product
-        loss = mean_over_batch(factor.divergence(z_r, z_r_hat, rule.family), piece)
+        loss, at_z_r, at_hat = factor.divergence_slopes(
+            z_r.detach(), z_r_hat.detach(), rule.family, piece.share(z_r)
+        )
         self.losses.add("right", loss)
-        saved.gradient = gradient_at(loss, leaf, self.right_weight)
-        saved.adj_r = z_r.grad  # already weighted
+        saved.gradient = pull_back(z_r_hat, at_hat.to(z_r_hat.dtype), leaf, self.right_weight)
+        if self.wants_adj_r and self.right_weight > 0:
+            saved.adj_r = at_z_r if self.right_weight == 1 else self.right_weight * at_z_r
         if rule.beta > 0 and saved.correction is None:
             saved.correction = correction_of(saved.gradient, rule, piece.total)
 
@@ -133,36 +138,34 @@ class TreeNode:
     def settle(self, piece: Piece) -> Tensor:
         """Step 3. Returns z_n."""
         rule, saved = self.rule, self.saved[piece.index]
-        leaf = saved.mu_fwd.detach().requires_grad_()
-        mu = factor.posterior_mean(leaf, saved.correction, rule.alpha, rule.beta, rule.family)
-        saved.mu_leaf, saved.mu = leaf, mu
-        if self.own_weight > 0 and mu is not leaf:  # else mu = mu_fwd and own is 0
-            target = mu if rule.target_gradient else mu.detach()
-            own = mean_over_batch(factor.divergence(target, leaf, rule.family), piece)
+        mu_fwd = saved.mu_fwd.detach()
+        mu = factor.posterior_mean(mu_fwd, saved.correction, rule.alpha, rule.beta, rule.family)
+        if self.own_weight > 0 and mu is not mu_fwd:  # else own is 0
+            own, at_mu, at_fwd = factor.divergence_slopes(
+                mu, mu_fwd, rule.family, piece.share(mu_fwd)
+            )
             self.losses.add("own", own)
-            saved.own = self.own_weight * own
-        z_n = mu.detach()
-        if self.sigma > 0:
-            eps = normal_rows(z_n, piece.places, rule.seed, "noise", piece.step, self.node.n)
-            z_n = (z_n + self.sigma * eps).to(z_n.dtype)
-        return z_n
+            slope = at_fwd.add_(at_mu, alpha=self.gain) if rule.target_gradient else at_fwd
+            saved.own_slope = slope if self.own_weight == 1 else self.own_weight * slope
+        if self.sigma == 0:
+            return mu
+        eps = normal_rows(mu, piece.places, rule.seed, "noise", piece.step, self.node.n)
+        return (mu + self.sigma * eps).to(mu.dtype)
 
     def backward(self, adj_n: Tensor | None, piece: Piece) -> tuple[Tensor | None, Tensor | None]:
-        """Step 4. Fills the gradients of f_left; returns the adjoints of z_l and z_r."""
+        """Step 4. Fills the gradients of f_left; returns the adjoints of z_l and z_r.
+
+        The gradient at mu_fwd has three parts: the adjoint of z_n times d(mu)/d(mu_fwd), the own
+        term, and the right-hand loss.
+        """
         saved = self.saved.pop(piece.index)
-        leaf, mu = saved.mu_leaf, saved.mu
-        assert leaf is not None and mu is not None
-        if adj_n is not None and mu.requires_grad:
-            roots, seeds = [mu], [adj_n.to(mu.dtype)]
-            if saved.own is not None and saved.own.requires_grad:
-                roots, seeds = [mu, saved.own], [*seeds, torch.ones_like(saved.own)]
-            torch.autograd.backward(roots, seeds)
-        elif saved.own is not None and saved.own.requires_grad:
-            saved.own.backward()
-        total = leaf.grad
+        total = None
+        if adj_n is not None:
+            total = adj_n if self.gain == 1 else self.gain * adj_n
+        total = add(total, saved.own_slope)
         if saved.gradient is not None and self.right_weight > 0:
-            weighted = saved.gradient if self.right_weight == 1 else self.right_weight * saved.gradient
-            total = weighted if total is None else total + weighted
+            weight = self.right_weight
+            total = add(total, saved.gradient if weight == 1 else weight * saved.gradient)
         if total is not None:
             saved.mu_fwd.backward(total.to(saved.mu_fwd.dtype))
         return saved.z_l.grad, saved.adj_r
@@ -198,7 +201,8 @@ class Boundary:
         labels = self.labels[piece.index]
         loss = self.run(lambda z: head_loss(self.head, z, labels, piece), leaf, seed)
         self.losses[n].add("ce", loss)
-        return gradient_at(loss, leaf, self.rule.ce_weight(self.tree, self.tree.nodes[n]))
+        weight = self.rule.ce_weight(self.tree, self.tree.nodes[n])
+        return pull_back(loss, torch.ones_like(loss), leaf, weight)
 
     def close(self, adj_0: Tensor | None, piece: Piece) -> None:
         """Backward of the stem."""

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from treeprop_ray.network import TreeNetwork
 
 
-def mean_over_batch(per_element: Tensor, piece: Piece) -> Tensor:
-    """Sum of the piece's elements over the number of elements of the whole batch."""
-    return per_element.sum() / (per_element[0].numel() * piece.total)
+def node_loss(mu_q: Tensor, mu_p: Tensor, family: str, piece: Piece) -> Tensor:
+    """Divergence of two means: the piece's sum over the number of elements of the whole batch."""
+    return factor.divergence(mu_q, mu_p, family) * piece.share(mu_p)
 
 
 def head_loss(head: nn.Module, state: Tensor, labels: Tensor, piece: Piece) -> Tensor:
@@ -82,7 +82,7 @@ def tree_objective(
                 z_r = boundary(node.r)
                 z_r_hat = right_block(mu_fwd)
                 target = z_r if rule.target_gradient else z_r.detach()
-                right = mean_over_batch(factor.divergence(target, z_r_hat, rule.family), piece)
+                right = node_loss(target, z_r_hat, rule.family, piece)
                 weight = right_weight
             correction = None
             if rule.beta > 0:
@@ -100,7 +100,7 @@ def tree_objective(
                 eps = normal_rows(mu, piece.places, rule.seed, "noise", piece.step, node.n)
                 z[node.n] = mu + sigma * eps
             target = mu if rule.target_gradient else mu.detach()
-            own = mean_over_batch(factor.divergence(target, mu_fwd, rule.family), piece)
+            own = node_loss(target, mu_fwd, rule.family, piece)
             objective = objective + own_weight * own + weight * right
             terms[node.n] = {"own": own.detach(), "ce" if spine else "right": right.detach()}
     return objective, terms

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from treeprop_ray.tree import Node, Tree
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from treeprop_ray.config import Settings
 
 
@@ -83,6 +85,10 @@ class Piece:
     @property
     def places(self) -> range:
         return range(self.start, self.stop)
+
+    def share(self, rows: Tensor) -> float:
+        """1 / (number of elements of a tensor like `rows` for the whole batch)."""
+        return 1 / (rows[0].numel() * self.total)
 
 
 def cut(step: int, total: int, pieces: int) -> list[Piece]:

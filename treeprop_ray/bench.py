@@ -1,0 +1,52 @@
+"""Measure: every benchmark compares things in one run and prints the ratio.
+
+    python -m treeprop_ray.bench step                   # local TreeProp step over a BP step
+
+Results go to results/bench_<name>.csv and .md with the command that made them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treeprop_ray import cli, config
+from treeprop_ray.config import opt
+from treeprop_ray.errors import UserError
+
+
+@dataclass
+class BenchSettings:
+    """Settings of the bench command."""
+
+    bench: str = opt("step", "which benchmark (the first word of the command)", choices=["step"])
+    rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
+    steps: int = opt(20, "steps per timing", low=1)
+    out: str = opt("results", "folder for the table")
+
+
+def load(words: Sequence[str]) -> BenchSettings:
+    """`bench NAME key=value …`: the name may stand without its key."""
+    words = [f"bench={w}" if i == 0 and "=" not in w else w for i, w in enumerate(words)]
+    settings: BenchSettings = config.merge(BenchSettings, ("", config.parse_overrides(words)))
+    return settings
+
+
+def run(settings: BenchSettings) -> None:
+    """The bench command."""
+    from treeprop_ray.benchmarks import step
+
+    benches = {"step": step.run}
+    if settings.bench not in benches:
+        raise UserError(f"bench={settings.bench}: one of {', '.join(benches)}")
+    benches[settings.bench](settings)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m treeprop_ray.bench`."""
+    return cli.main(__doc__ or "", BenchSettings, load, run, argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

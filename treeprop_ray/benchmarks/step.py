@@ -1,0 +1,66 @@
+"""bench step: a local TreeProp step against a backpropagation step of the same chain, one thread."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+import torch
+
+from treeprop_ray import config
+from treeprop_ray.benchmarks import in_turn, ratio, write_table
+from treeprop_ray.data import DataSet, Split
+from treeprop_ray.data.images import unit_scale
+from treeprop_ray.engine import local
+from treeprop_ray.train import block_applications
+from treeprop_ray.tree import Tree
+
+if TYPE_CHECKING:
+    from treeprop_ray.bench import BenchSettings
+
+BASE = ["experiment=mnist_d3", "model.hidden=500", "batch=64", "threads=1"]
+CANDIDATES = {
+    "bp": ["method=bp"],
+    "tree, beta = 0": ["alpha=1", "beta=0"],
+    "tree, beta = 0.5": ["alpha=0.5", "beta=0.5"],
+}
+
+
+def random_images(n: int) -> DataSet:
+    """MNIST-shaped noise: timing needs no data set."""
+    split = Split(torch.randint(0, 256, (n, 1, 28, 28), dtype=torch.uint8), torch.arange(n) % 10)
+    return DataSet("random", split, split, split, 10, unit_scale)
+
+
+def run(bench: BenchSettings) -> None:
+    """Sigmoid MLP, N = 8, hidden 500, batch 64."""
+    data = random_images(4096)
+    work, applications = {}, {}
+    for name, words in CANDIDATES.items():
+        settings = config.load([*BASE, *words])
+        engine = local.build(settings, data, 1)
+        applications[name] = block_applications(settings, Tree(settings.model.blocks + 1))
+
+        def steps(engine: local.LocalEngine = engine) -> None:
+            for step in range(bench.steps):
+                engine.step(step, report=False)
+
+        work[name] = steps
+    seconds = in_turn(work, bench.rounds)
+    rows = [
+        {
+            "step": name,
+            "ms (median)": 1000 * statistics.median(seconds[name]) / bench.steps,
+            "time / bp": ratio(seconds, name, "bp"),
+            "block applications": applications[name],
+            "applications / bp": applications[name] / applications["bp"],
+        }
+        for name in work
+    ]
+    notes = [
+        "Sigmoid MLP, N = 8, hidden 500, batch 64, MNIST-shaped random input, one torch thread. "
+        f"Median over {bench.rounds} rounds of {bench.steps} steps, candidates timed in turn; a "
+        "ratio is taken round by round. Block applications count every forward of a block (the "
+        "head counts); each has one backward.",
+    ]
+    print(write_table(bench.out, "bench_step", "Step time, one process", rows, notes))

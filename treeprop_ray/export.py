@@ -1,0 +1,96 @@
+"""Write a trained path as a plain PyTorch network that needs nothing of this package.
+
+    python -m treeprop_ray.export run=results/runs/<name>                  # the full chain
+    python -m treeprop_ray.export run=results/runs/<name> path=spine-2 to=short
+
+Writes into the folder `to`: model.pt2 (the program: `torch.export.load("model.pt2").module()`),
+model.safetensors and model.pt (the weights, `torch.load(..., weights_only=True)`), and model.json
+(path, layers, input shape, parameters).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeprop_ray import cli, config
+from treeprop_ray.config import opt
+from treeprop_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass
+class ExportSettings:
+    """Settings of the export command."""
+
+    run: str = opt("", "run folder, e.g. results/runs/<name>")
+    checkpoint: str = opt("last", "last, best or a step number")
+    path: Any = opt("full", "full, spine-k, or indices such as [0,4,6,7,8]")
+    to: str = opt("", "target folder; default: <run>/export/<path>")
+    data_root: str | None = opt(None, "hub folder, if it has moved since the run")
+
+
+def load(words: Sequence[str]) -> ExportSettings:
+    settings: ExportSettings = config.merge(ExportSettings, ("", config.parse_overrides(words)))
+    return settings
+
+
+def run(settings: ExportSettings) -> None:
+    """The export command."""
+    from treeprop_ray import data
+    from treeprop_ray.runfiles import as_path_text, load_network, parse_path, pick_checkpoint, run_settings
+
+    of_run = run_settings(settings.run)
+    of_run.data.root = settings.data_root or of_run.data.root
+    found = pick_checkpoint(settings.run, settings.checkpoint)
+    samples = data.load(of_run)
+    network = load_network(of_run, samples, found)
+    text = as_path_text(settings.path)
+    path = parse_path(text, network.tree, of_run.method)
+    name = text if text in network.tree.named_paths else "-".join(map(str, path))
+    folder = Path(settings.to) if settings.to else Path(settings.run) / "export" / name
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"to={settings.to}: is a file, must be a folder")
+    example = samples.inputs(samples.test.x[:2])
+    info = {"experiment": of_run.experiment, "run": found.meta, "path": path, "data": samples.name}
+    write(network.path(path), example, folder, info)
+    print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir()))} to {folder}")
+
+
+def write(module: nn.Module, example: Tensor, folder: Path, info: dict[str, Any]) -> None:
+    """Write a plain module as program, weights and description. `example`: at least two inputs."""
+    import torch
+    from safetensors.torch import save_file
+
+    module = module.eval().cpu()
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {k: v.detach().contiguous().clone() for k, v in module.state_dict().items()}
+    save_file(state, folder / "model.safetensors")
+    torch.save(state, folder / "model.pt")
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
+    torch.export.save(program, folder / "model.pt2")
+    description = {
+        **info,
+        "input_shape": list(example.shape[1:]),
+        "input_dtype": str(example.dtype).removeprefix("torch."),
+        "parameters": sum(p.numel() for p in module.parameters()),
+        "layers": {name: str(child).split("\n") for name, child in module.named_children()},
+        "tensors": {k: list(v.shape) for k, v in state.items()},
+    }
+    (folder / "model.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m treeprop_ray.export`."""
+    return cli.main(__doc__ or "", ExportSettings, load, run, argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

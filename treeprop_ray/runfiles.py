@@ -1,0 +1,92 @@
+"""Reading a finished or unfinished run: settings, checkpoint, and the network it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treeprop_ray import checkpoint, config
+from treeprop_ray.config import Settings
+from treeprop_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from treeprop_ray.data import DataSet
+    from treeprop_ray.network import TreeNetwork
+    from treeprop_ray.tree import Tree
+
+
+def run_settings(run: str) -> Settings:
+    """The settings of a run folder."""
+    if not run:
+        raise UserError("run= : give a run folder, e.g. run=results/runs/<name>")
+    path = Path(run)
+    if not path.is_dir():
+        raise UserError(f"run={run}: no such folder")
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"run={run}: holds no config.yaml, so it is no run folder")
+    return config.load_file(path / "config.yaml")
+
+
+def pick_checkpoint(run: str, which: str) -> checkpoint.Checkpoint:
+    """The newest checkpoint, the best one, or a given step."""
+    folder = Path(run) / "checkpoints"
+    found = checkpoint.newest(folder)
+    if found is None:
+        raise UserError(f"run={run}: has no checkpoint")
+    if which == "last":
+        return found
+    if which == "best":
+        step = found.meta["best"]["step"]
+    elif which.isdigit():
+        step = int(which)
+    else:
+        raise UserError(f"checkpoint={which}: last, best or a step number")
+    try:
+        return checkpoint.load(folder / f"step-{step:08d}")
+    except checkpoint.DamagedCheckpoint as e:
+        have = ", ".join(str(int(p.name[5:])) for p in checkpoint.steps(folder))
+        raise UserError(f"checkpoint={which}: {e}; steps kept: {have}") from e
+
+
+def load_network(
+    settings: Settings, data: DataSet, found: checkpoint.Checkpoint
+) -> TreeNetwork:
+    """The network of a run with the weights of a checkpoint (auxiliary blocks of a BP run are new)."""
+    from treeprop_ray.models import blueprint
+    from treeprop_ray.network import TreeNetwork, edge_name
+    from treeprop_ray.tree import Tree
+
+    plan = blueprint(settings, data)
+    tree = Tree(plan.N, settings.split)
+    checkpoint.check_fits(found, tree.N, settings.split)
+    network = TreeNetwork.from_blueprint(plan, tree, settings.seed, data.dtype)
+    for edge, module in network.parts().items():
+        prefix = edge_name(edge) + "/"
+        mine = {k[len(prefix) :]: v for k, v in found.weights.items() if k.startswith(prefix)}
+        if mine:
+            module.load_state_dict(mine)
+    return network.eval()
+
+
+def parse_path(text: str, tree: Tree, method: str) -> list[int]:
+    """A path by name (full, spine-2) or as indices such as [0,4,6,8]; checked against the tree."""
+    named = tree.named_paths if method == "tree" else {"full": tree.chain}
+    if text in named:
+        return named[text]
+    try:
+        path = [int(word) for word in text.strip("[]() ").replace("-", ",").split(",")]
+        tree.path_edges(path)
+    except ValueError as e:
+        reason = str(e) if str(e).startswith("path=") else f"path={text}: not a list of indices"
+        raise UserError(f"{reason}; names: {', '.join(named)}") from e
+    if method != "tree" and path != tree.chain:
+        raise UserError(f"path={text}: a run with method={method} has trained only the full chain")
+    return path
+
+
+def as_path_text(value: object) -> str:
+    """What the user gave for a path, as text."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(str, value))
+    return str(value)
