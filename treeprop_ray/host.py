@@ -8,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from treeprop_ray import factor
+from treeprop_ray.engine.base import StepReport, count
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.network import STEM, edge_name
 from treeprop_ray.node import Boundary, TreeNode, add
@@ -25,14 +23,6 @@ from treeprop_ray.tree import Edge, Tree
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]  # step -> the whole batch (x, y)
 Held = dict[str, Tensor | None]  # tensors by name (schedule.py); an adjoint may be absent
-
-
-@dataclass
-class StepReport:
-    """What a host tells about a step: unweighted loss terms by node, squared gradient norms."""
-
-    losses: dict[int, dict[str, float]] = field(default_factory=dict)
-    square_norms: dict[str, float] = field(default_factory=dict)
 
 
 class Host:
@@ -193,10 +183,7 @@ class Host:
     @torch.no_grad()
     def score(self, z: Tensor, y: Tensor) -> tuple[float, int, int]:
         """Summed cross-entropy, number of correct labels and number of labels at the head."""
-        logits = factor.full(self.through(self.tree.head, z)).flatten(0, -2)
-        y = y.to(self.device).flatten()
-        loss = F.cross_entropy(logits, y, reduction="sum")
-        return float(loss), int((logits.argmax(-1) == y).sum()), y.numel()
+        return count(self.through(self.tree.head, z), y)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(weights and buffers, optimizer state), keyed by edge."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from treeprop_ray.errors import UserError
@@ -188,13 +185,3 @@ def fresh_copy(block: nn.Module) -> nn.Module:
             reset()
     return made
 
-
-def export(network: TreeNetwork, path: Sequence[int], folder: Path, info: dict[str, object]) -> None:
-    """Write a path as model.safetensors, model.pt (state_dict) and model.json."""
-    module = network.path(path).eval()
-    state = {k: v.detach().cpu().contiguous().clone() for k, v in module.state_dict().items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(state, folder / "model.safetensors")
-    torch.save(state, folder / "model.pt")
-    meta = {**info, "path": list(path), "parameters": count_parameters(module), "keys": list(state)}
-    (folder / "model.json").write_text(json.dumps(meta, indent=2) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def load_split(repo: str, split: str, root: str | None, config: str | None = Non
     import datasets
 
     datasets.disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     found = find_root(root)
     local = found / repo if found else None
     try:
@@ -45,7 +47,8 @@ def load_split(repo: str, split: str, root: str | None, config: str | None = Non
             if not files:
                 raise UserError(f"{repo}: no split {split} in {folder}")
             return datasets.load_dataset("parquet", data_files={split: files}, split=split)
-        return datasets.load_dataset(repo, config, split=split)
+        once = datasets.DownloadConfig(max_retries=1)
+        return datasets.load_dataset(repo, config, split=split, download_config=once)
     except UserError:
         raise
     except Exception as e:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from treeprop_ray.host import StepReport
+from treeprop_ray.factor import full
+from treeprop_ray.network import STEM, TreeNetwork
 from treeprop_ray.tree import Edge, Tree
 
 State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), keyed by edge
@@ -20,6 +23,14 @@ class Score:
 
     loss: float
     accuracy: float
+
+
+@dataclass
+class StepReport:
+    """What a host tells about a step: unweighted loss terms by node, squared gradient norms."""
+
+    losses: dict[int, dict[str, float]] = field(default_factory=dict)
+    square_norms: dict[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):
@@ -55,13 +66,12 @@ def score_paths(
     batches: Iterable[tuple[Tensor, Tensor]],
     through: Callable[[Edge, Tensor], Tensor],
     score: Callable[[Tensor, Tensor], tuple[float, int, int]],
-    stem: Edge,
 ) -> dict[str, Score]:
     """Send every batch along every path; states of shared beginnings are computed once."""
     sums = {name: [0.0, 0, 0] for name in paths}
     edges = {name: tree.path_edges(path)[:-1] for name, path in paths.items()}
     for x, y in batches:
-        states: dict[tuple[Edge, ...], Tensor] = {(): through(stem, x)}
+        states: dict[tuple[Edge, ...], Tensor] = {(): through(STEM, x)}
         for name, along in edges.items():
             for k in range(1, len(along) + 1):
                 key = tuple(along[:k])
@@ -70,3 +80,29 @@ def score_paths(
             for i, value in enumerate(score(states[tuple(along)], y)):
                 sums[name][i] += value
     return {name: Score(loss / n, right / n) for name, (loss, right, n) in sums.items()}
+
+
+def score_network(
+    network: TreeNetwork,
+    paths: Mapping[str, Sequence[int]],
+    batches: Iterable[tuple[Tensor, Tensor]],
+) -> dict[str, Score]:
+    """Score paths of a network in this process."""
+    parts = network.eval().parts()
+
+    @torch.no_grad()
+    def through(edge: Edge, z: Tensor) -> Tensor:
+        out: Tensor = parts[edge](z)
+        return out
+
+    def score(z: Tensor, y: Tensor) -> tuple[float, int, int]:
+        return count(through(network.tree.head, z), y)
+
+    return score_paths(network.tree, paths, batches, through, score)
+
+
+def count(logits: Tensor, y: Tensor) -> tuple[float, int, int]:
+    """Summed cross-entropy, number of correct labels, number of labels."""
+    logits, y = full(logits).flatten(0, -2), y.to(logits.device).flatten()
+    loss = F.cross_entropy(logits, y, reduction="sum")
+    return float(loss), int((logits.argmax(-1) == y).sum()), y.numel()

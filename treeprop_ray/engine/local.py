@@ -9,12 +9,12 @@ import torch
 
 from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches, DataSet
-from treeprop_ray.engine.base import Score, State, score_paths
+from treeprop_ray.engine.base import Score, State, StepReport, score_paths
 from treeprop_ray.errors import TrainingError
-from treeprop_ray.host import Host, StepReport
+from treeprop_ray.host import Host
 from treeprop_ray.network import STEM, TreeNetwork
 from treeprop_ray.objective import head_loss
-from treeprop_ray.optim import OptimizerRule, global_norm
+from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.rng import derive
 from treeprop_ray.rule import Rule, cut
 from treeprop_ray.schedule import Layout, one_step
@@ -68,11 +68,11 @@ class LocalEngine:
 
     def score(self, paths: Mapping[str, Sequence[int]], split: str) -> dict[str, Score]:
         batches = self.batches.data.batches(split)
-        return score_paths(self.tree, paths, batches, self.host.through, self.host.score, STEM)
+        return score_paths(self.tree, paths, batches, self.host.through, self.host.score)
 
     def clean_loss(self, path: Sequence[int], step: int) -> float:
         one = score_paths(
-            self.tree, {"": path}, [self.batches(step)], self.host.through, self.host.score, STEM
+            self.tree, {"": path}, [self.batches(step)], self.host.through, self.host.score
         )
         return one[""].loss
 
