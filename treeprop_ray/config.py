@@ -49,7 +49,9 @@ class Data:
 
     name: str = opt("digits", "data set", choices=["digits", "mnist"])
     root: str | None = opt(None, "folder laid out like the Hugging Face hub; else $TREEPROP_DATA")
-    validation: float = opt(0.1, "share of the train split held out for validation", low=0, high=0.9)
+    validation: float = opt(
+        0.1, "share of the train split held out for validation", low=0, high=0.9
+    )
     limit: int = opt(0, "use only the first so many training samples; 0 = all", low=0)
 
 
@@ -67,12 +69,16 @@ class Settings:
     """All settings of a run."""
 
     experiment: str = opt("digits", "a file of experiments/, or a path to your own .yaml")
-    name: str = opt("", "name of the run folder; default: experiment, method and a hash of settings")
+    name: str = opt(
+        "", "name of the run folder; default: experiment, method and a hash of settings"
+    )
     out: str = opt("results/runs", "folder that holds the run folders")
     fresh: bool = opt(False, "start anew even if the run folder holds a run")
     seed: int = opt(1, "seed of initialisation, data order and noise", low=0, high=2**31 - 1)
 
-    method: str = opt("tree", "TreeProp or plain backpropagation of the chain", choices=["tree", "bp"])
+    method: str = opt(
+        "tree", "TreeProp or plain backpropagation of the chain", choices=["tree", "bp"]
+    )
     engine: str = opt("local", "where the nodes run", choices=["local"])
     device: str = opt("auto", "auto takes a GPU when there is one", choices=["auto", "cpu", "cuda"])
     precision: str = opt(
@@ -326,6 +332,12 @@ def describe(schema: type) -> list[tuple[str, str, str]]:
         text = rule["help"]
         if "choices" in rule:
             text += f" [{'|'.join(rule['choices'])}]"
-        shown = "" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
+        shown = (
+            ""
+            if value in (None, "")
+            else str(value).lower()
+            if isinstance(value, bool)
+            else str(value)
+        )
         rows.append((key, shown, text))
     return rows

@@ -1,7 +1,7 @@
 """Accuracy of the full chain, the spine paths, or any path of a trained tree.
 
-    python -m treeprop_ray.evaluate run=results/runs/<name>
-    python -m treeprop_ray.evaluate run=results/runs/<name> path=[0,4,6,8] split=validation
+python -m treeprop_ray.evaluate run=results/runs/<name>
+python -m treeprop_ray.evaluate run=results/runs/<name> path=[0,4,6,8] split=validation
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class EvaluateSettings:
 
 
 def load(words: Sequence[str]) -> EvaluateSettings:
+    """Settings from command-line words."""
     settings: EvaluateSettings = config.merge(EvaluateSettings, ("", config.parse_overrides(words)))
     return settings
 
@@ -35,7 +36,13 @@ def run(settings: EvaluateSettings) -> None:
     """The evaluate command."""
     from treeprop_ray import data
     from treeprop_ray.engine.base import score_network
-    from treeprop_ray.runfiles import as_path_text, load_network, parse_path, pick_checkpoint, run_settings
+    from treeprop_ray.runfiles import (
+        as_path_text,
+        load_network,
+        parse_path,
+        pick_checkpoint,
+        run_settings,
+    )
     from treeprop_ray.train import paths_of, table_of
 
     of_run = run_settings(settings.run)

@@ -37,6 +37,7 @@ class ExportSettings:
 
 
 def load(words: Sequence[str]) -> ExportSettings:
+    """Settings from command-line words."""
     settings: ExportSettings = config.merge(ExportSettings, ("", config.parse_overrides(words)))
     return settings
 
@@ -44,7 +45,13 @@ def load(words: Sequence[str]) -> ExportSettings:
 def run(settings: ExportSettings) -> None:
     """The export command."""
     from treeprop_ray import data
-    from treeprop_ray.runfiles import as_path_text, load_network, parse_path, pick_checkpoint, run_settings
+    from treeprop_ray.runfiles import (
+        as_path_text,
+        load_network,
+        parse_path,
+        pick_checkpoint,
+        run_settings,
+    )
 
     of_run = run_settings(settings.run)
     of_run.data.root = settings.data_root or of_run.data.root

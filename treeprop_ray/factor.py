@@ -38,7 +38,7 @@ def sigma_at(sigma: float, level: int, depth: int, schedule: str = "depth") -> f
 
 
 def divergence(mu_q: Tensor, mu_p: Tensor, family: str) -> Tensor:
-    """The part of KL(q || p) that depends on the means, summed over all elements: the training loss.
+    """The part of KL(q || p) that depends on the means, summed over all elements.
 
     Gaussian: squared error. Bernoulli: the KL itself, i.e. binary cross-entropy less the entropy
     of q. The entropy is a constant unless q's side is differentiated too (target_gradient); then

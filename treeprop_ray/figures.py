@@ -19,7 +19,9 @@ def run_figures(folder: Path, tree: Tree) -> None:
     out = folder / "figures"
     out.mkdir(exist_ok=True)
     steps = rows[rows.kind == "step"]
-    if not steps.empty and any(steps.get(f"loss/{n}", pd.Series()).notna().any() for n in tree.nodes):
+    if not steps.empty and any(
+        steps.get(f"loss/{n}", pd.Series()).notna().any() for n in tree.nodes
+    ):
         tree_loss(tree, {n: steps[f"loss/{n}"].iloc[-1] for n in tree.nodes}, out / "tree_loss.png")
     epochs = rows[rows.kind == "epoch"]
     if not epochs.empty:
@@ -39,11 +41,15 @@ def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
         s=420, cmap="viridis", zorder=2,
     )  # fmt: skip
     for node in nodes:
-        ax.annotate(str(node.n), (node.n, node.level), ha="center", va="center", color="w", fontsize=8)
+        ax.annotate(
+            str(node.n), (node.n, node.level), ha="center", va="center", color="w", fontsize=8
+        )
         if tree.N <= 32:
             below = (node.n, node.level + 0.42)
             ax.annotate(f"{loss[node.n]:.3g}", below, ha="center", va="center", fontsize=7)
-    ax.set(xlim=(-0.5, tree.N + 0.5), ylim=(tree.depth + 0.8, 0.4), xlabel="state n", ylabel="level")
+    ax.set(
+        xlim=(-0.5, tree.N + 0.5), ylim=(tree.depth + 0.8, 0.4), xlabel="state n", ylabel="level"
+    )
     ax.set_yticks(range(1, tree.depth + 1))
     ax.set_title("loss per node at the last step")
     fig.colorbar(points, ax=ax)

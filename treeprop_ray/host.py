@@ -46,9 +46,7 @@ class Host:
         self.batch = batch
         self.boundary: Boundary | None = None
         if batch is not None:
-            self.boundary = Boundary(
-                tree, self.parts[STEM], self.parts[tree.head], rule, self._run
-            )
+            self.boundary = Boundary(tree, self.parts[STEM], self.parts[tree.head], rule, self._run)
         self.nodes: dict[int, TreeNode] = {}
         for n in nodes:
             node = tree.nodes[n]

@@ -45,7 +45,9 @@ class Blueprint:
 class TreeNetwork(nn.Module):
     """All blocks of a tree in one module, keyed by edge."""
 
-    def __init__(self, tree: Tree, stem: nn.Module, blocks: dict[Edge, nn.Module], family: str) -> None:
+    def __init__(
+        self, tree: Tree, stem: nn.Module, blocks: dict[Edge, nn.Module], family: str
+    ) -> None:
         super().__init__()
         self.tree, self.family = tree, family
         self.stem = stem
@@ -90,8 +92,12 @@ class TreeNetwork(nn.Module):
             if edge in made:
                 continue
             with seeded(seed, "init", edge_name(edge)):
-                made[edge] = auxiliary(*edge) if auxiliary else default_auxiliary(chain, states, edge)
-            check_shape(made[edge], f"auxiliary block {edge_name(edge)}", states[edge[0]], states[edge[1]])
+                made[edge] = (
+                    auxiliary(*edge) if auxiliary else default_auxiliary(chain, states, edge)
+                )
+            check_shape(
+                made[edge], f"auxiliary block {edge_name(edge)}", states[edge[0]], states[edge[1]]
+            )
         return cls(tree, stem, made, family)
 
     def block(self, edge: Edge) -> nn.Module:
@@ -129,7 +135,9 @@ def _meta_run(module: nn.Module, what: str, z: Tensor) -> Tensor:
             out = module(z)
     except Exception as e:
         reason = str(e).split("\n")[0]
-        raise UserError(f"{what}: does not take an input of shape {tuple(z.shape)}: {reason}") from e
+        raise UserError(
+            f"{what}: does not take an input of shape {tuple(z.shape)}: {reason}"
+        ) from e
     if not isinstance(out, Tensor):
         raise UserError(f"{what}: must return one tensor, not {type(out).__name__}")
     return out
@@ -160,7 +168,9 @@ def check_shape(module: nn.Module, what: str, z_in: Tensor, z_out: Tensor) -> No
         raise UserError(f"{what}: gives shape {tuple(got.shape)}, must give {tuple(z_out.shape)}")
 
 
-def default_auxiliary(chain: Sequence[nn.Module], states: Sequence[Tensor], edge: Edge) -> nn.Module:
+def default_auxiliary(
+    chain: Sequence[nn.Module], states: Sequence[Tensor], edge: Edge
+) -> nn.Module:
     """A fresh copy of a chain block that maps z_l's shape to z_r's, the nearest one first."""
     l, r = edge
     fits = [
@@ -184,4 +194,3 @@ def fresh_copy(block: nn.Module) -> nn.Module:
         if callable(reset):
             reset()
     return made
-

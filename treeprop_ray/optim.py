@@ -88,7 +88,12 @@ class PartOptimizer:
             assert square_norms is not None
             norm = global_norm(square_norms)
             if norm > self.rule.clip:
-                grads = [p.grad for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
+                grads = [
+                    p.grad
+                    for g in self.optimizer.param_groups
+                    for p in g["params"]
+                    if p.grad is not None
+                ]
                 torch._foreach_mul_(grads, self.rule.clip / norm)
         for group in self.optimizer.param_groups:
             group["lr"] = self.rule.lr_at(step)

@@ -23,7 +23,7 @@ def generator(*words: int | str) -> torch.Generator:
 
 @contextmanager
 def seeded(*words: int | str) -> Iterator[None]:
-    """Seed torch's global generators inside the block (initialisation), put the state back after."""
+    """Seed torch's global generators inside the block; put their state back after."""
     with torch.random.fork_rng():
         torch.manual_seed(derive(*words))
         yield

@@ -49,10 +49,8 @@ def pick_checkpoint(run: str, which: str) -> checkpoint.Checkpoint:
         raise UserError(f"checkpoint={which}: {e}; steps kept: {have}") from e
 
 
-def load_network(
-    settings: Settings, data: DataSet, found: checkpoint.Checkpoint
-) -> TreeNetwork:
-    """The network of a run with the weights of a checkpoint (auxiliary blocks of a BP run are new)."""
+def load_network(settings: Settings, data: DataSet, found: checkpoint.Checkpoint) -> TreeNetwork:
+    """The network of a run with the weights of a checkpoint (a BP run has no auxiliary ones)."""
     from treeprop_ray.models import blueprint
     from treeprop_ray.network import TreeNetwork, edge_name
     from treeprop_ray.tree import Tree

@@ -37,7 +37,9 @@ class RunFolder:
                     "choose another name=… or fresh=true"
                 )
         elif self.path.exists() and any(self.path.iterdir()):
-            raise UserError(f"{self.path}: is not empty and is no run folder; choose another name=…")
+            raise UserError(
+                f"{self.path}: is not empty and is no run folder; choose another name=…"
+            )
 
     @property
     def checkpoints(self) -> Path:
@@ -79,7 +81,9 @@ class MetricsFile:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row; it is on disk when this returns."""
-        self._writer.writerow({k: f"{v:.8g}" if isinstance(v, float) else v for k, v in row.items()})
+        self._writer.writerow(
+            {k: f"{v:.8g}" if isinstance(v, float) else v for k, v in row.items()}
+        )
         self._file.flush()
 
     def close(self) -> None:

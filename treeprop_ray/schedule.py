@@ -38,7 +38,7 @@ from treeprop_ray.tree import Node, Tree
 
 @dataclass(frozen=True)
 class Op:
-    """One thing that one node (or stem or head) does: a method of node.TreeNode or node.Boundary."""
+    """One thing a node, the stem or the head does: a method of TreeNode or Boundary."""
 
     verb: str  # open | lift | answer | head | receive | settle | backward | close
     n: int
@@ -180,9 +180,7 @@ def one_piece(
     return _travel(waves, piece)
 
 
-def _travel(
-    waves: list[tuple[str, int, dict[int, list[Op]]]], piece: int
-) -> list[list[Call]]:
+def _travel(waves: list[tuple[str, int, dict[int, list[Op]]]], piece: int) -> list[list[Call]]:
     """Make calls of the ops: a tensor is an output only if another host reads it."""
     rows = [(host, ops) for _, _, by_host in waves for host, ops in by_host.items()]
     maker = {name: host for host, ops in rows for op in ops for name in op.writes}

@@ -20,8 +20,7 @@ from treeprop_ray.config import Settings
 
 if TYPE_CHECKING:
     from treeprop_ray.data import DataSet
-    from treeprop_ray.engine.base import Engine, Score
-    from treeprop_ray.host import StepReport
+    from treeprop_ray.engine.base import Engine, Score, StepReport
     from treeprop_ray.tree import Tree
 
 
@@ -39,7 +38,7 @@ def run(settings: Settings) -> int:
 
 
 class Trainer:
-    """Takes an engine through the steps of a run; knows nothing about networks or trees' insides."""
+    """Takes an engine through the steps of a run; knows nothing of what a network is made of."""
 
     def __init__(self, settings: Settings) -> None:
         from treeprop_ray.data import Batches, load
@@ -176,9 +175,7 @@ def brief(scores: Mapping[str, Score]) -> str:
     return "val " + "  ".join(f"{n} {100 * v.accuracy:.2f} %" for n, v in scores.items())
 
 
-def table_of(
-    paths: Mapping[str, Sequence[int]], scores: Mapping[str, Mapping[str, Score]]
-) -> str:
+def table_of(paths: Mapping[str, Sequence[int]], scores: Mapping[str, Mapping[str, Score]]) -> str:
     """Accuracy of every path on every split, as plain text."""
     lines = [f"{'path':<10} {'blocks':>6}  " + "  ".join(f"{split:>10}" for split in scores)]
     for name, path in paths.items():
@@ -226,7 +223,9 @@ class Log:
         self.tree = tree
         self.file = MetricsFile(folder / "metrics.csv", columns, step)
         self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
-        self.loss, self.leak, self._warned = float("nan"), None, False
+        self.loss = float("nan")
+        self.leak: float | None = None
+        self._warned = False
         self._last = (time.perf_counter(), step)
 
     def step(
@@ -248,7 +247,9 @@ class Log:
         total = 0.0
         for n, terms in sorted(losses.items()):
             row.update({f"{name}/{n}": value for name, value in terms.items()})
-            row[f"loss/{n}"] = sum(weight_of(settings, self.tree, n, t) * v for t, v in terms.items())
+            row[f"loss/{n}"] = sum(
+                weight_of(settings, self.tree, n, t) * v for t, v in terms.items()
+            )
             total += row[f"loss/{n}"]
         now = time.perf_counter()
         row["loss"] = self.loss = total
@@ -258,8 +259,9 @@ class Log:
         self._last = (now, step)
         if clean is not None:
             row["clean_ce"], row["tree_ce"] = clean, losses[self.tree.spine[-1].n]["ce"]
-            row["leak"] = self.leak = row["clean_ce"] - row["tree_ce"]
-            self._warn(self.leak, row["tree_ce"])
+            leak: float = row["clean_ce"] - row["tree_ce"]
+            row["leak"] = self.leak = leak
+            self._warn(leak, row["tree_ce"])
         self._write(row)
 
     def _warn(self, leak: float, tree_ce: float) -> None:

@@ -12,6 +12,7 @@ Every interval but the root is an *edge*, an edge is a block, and the node that 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -144,7 +145,7 @@ class Tree:
         """The blocks along `path`; an error names the first pair that is no edge."""
         if len(path) < 2 or path[0] != 0 or path[-1] != self.N:
             raise ValueError(f"path={list(path)}: must start at 0 and end at N={self.N}")
-        pairs = list(zip(path[:-1], path[1:], strict=True))
+        pairs = list(itertools.pairwise(path))
         known = set(self.edges)
         for pair in pairs:
             if pair not in known:
@@ -165,4 +166,3 @@ class Tree:
 def ideal_span(N: int) -> float:
     """Critical path of backpropagation (2N) over that of TreeProp (2D): N / ceil(log2 N)."""
     return N / (N - 1).bit_length()
-

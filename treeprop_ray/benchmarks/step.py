@@ -1,4 +1,4 @@
-"""bench step: a local TreeProp step against a backpropagation step of the same chain, one thread."""
+"""bench step: a TreeProp step against a backpropagation step of the same chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets: one function each, all giving the same `DataSet`; batches are a function of the step."""
+"""Data sets, one function each; the batch of a step is a function of the step."""
 
 from __future__ import annotations
 
@@ -69,11 +69,13 @@ class DataSet:
 
 
 class Batches:
-    """The training batch of any step: epoch e is permuted by (seed, e), so resuming needs no state."""
+    """The training batch of any step; epoch e is permuted by (seed, e), so there is no state."""
 
     def __init__(self, data: DataSet, batch: int, seed: int) -> None:
         if batch > len(data.train):
-            raise UserError(f"batch={batch}: {data.name} has only {len(data.train)} training samples")
+            raise UserError(
+                f"batch={batch}: {data.name} has only {len(data.train)} training samples"
+            )
         self.data, self.batch, self.seed = data, batch, seed
         self.per_epoch = len(data.train) // batch
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
@@ -100,7 +102,9 @@ def load(settings: Settings) -> DataSet:
     """The data set that the settings name, with the validation split held out of train."""
     from treeprop_ray.data import images
 
-    data: DataSet = {"digits": images.digits, "mnist": images.mnist}[settings.data.name](settings.data)
+    data: DataSet = {"digits": images.digits, "mnist": images.mnist}[settings.data.name](
+        settings.data
+    )
     train, validation = hold_out(data.train, settings.data.validation, settings.data.limit)
     dtype = torch.float64 if settings.precision == "float64" else torch.float32
     return replace(data, train=train, validation=validation, dtype=dtype)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 from treeprop_ray.errors import UserError
 
@@ -32,8 +34,18 @@ def cache_folder(repo: str, split: str, root: str | None) -> Path:
     return base / repo / f"{split}-{digest}"
 
 
+def _hub_reachable() -> bool:
+    host = urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        return bool(socket.getaddrinfo(host, 443))
+    except OSError:
+        return False
+
+
 def load_split(repo: str, split: str, root: str | None, config: str | None = None) -> Any:
     """A split as a `datasets.Dataset`, from the local root if it has the set, else the network."""
+    if not _hub_reachable():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import: no minute of retries
     import datasets
 
     datasets.disable_progress_bars()
@@ -47,14 +59,14 @@ def load_split(repo: str, split: str, root: str | None, config: str | None = Non
             if not files:
                 raise UserError(f"{repo}: no split {split} in {folder}")
             return datasets.load_dataset("parquet", data_files={split: files}, split=split)
-        once = datasets.DownloadConfig(max_retries=1)
-        return datasets.load_dataset(repo, config, split=split, download_config=once)
+        return datasets.load_dataset(repo, config, split=split)
     except UserError:
         raise
     except Exception as e:
         where = f"not under {found}" if found else "no local root is set"
+        reason = (str(e).splitlines() or [repr(e)])[0]
         raise UserError(
-            f"data set {repo}: {where}, and the hub gave: {str(e).splitlines()[0] if str(e) else e!r}; "
+            f"data set {repo}: {where}, and the hub gave: {reason}; "
             f"either set data.root (or TREEPROP_DATA) to a folder that holds {repo}, "
-            "or run once where huggingface.co can be reached"
+            "or run once where the Hugging Face hub can be reached"
         ) from e

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from treeprop_ray.data import DataSet, Split
 from treeprop_ray.data.hub import cache_folder, load_split
+from treeprop_ray.errors import UserError
+from treeprop_ray.rng import generator
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Data
 
-DIGITS_TEST = 360  # the last fifth of scikit-learn's 1797 digits
+DIGITS_TEST = 360  # a fifth of scikit-learn's 1797 digits
 
 
 def unit_scale(x: Tensor) -> Tensor:
@@ -30,7 +32,9 @@ def digits(data: Data) -> DataSet:
     bunch = load_digits()
     x = torch.from_numpy((bunch.images * (255 / 16)).round().astype(np.uint8)).unsqueeze(1)
     y = torch.from_numpy(bunch.target.astype(np.int64))
-    train, test = Split(x[:-DIGITS_TEST], y[:-DIGITS_TEST]), Split(x[-DIGITS_TEST:], y[-DIGITS_TEST:])
+    every = Split(x, y)
+    order = torch.randperm(len(every), generator=generator(0, "digits test"))
+    train, test = every.take(order[DIGITS_TEST:]), every.take(order[:DIGITS_TEST])
     return DataSet("digits", train, test, test, 10, unit_scale)
 
 
@@ -63,8 +67,6 @@ def _decode(
     pixels: Path,
     labels: Path,
 ) -> None:
-    from treeprop_ray.errors import UserError
-
     rows = load_split(repo, split, data.root)
     mode = "L" if shape[0] == 1 else "RGB"
     x = np.empty((len(rows), *shape), dtype=np.uint8)

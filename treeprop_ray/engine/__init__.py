@@ -1,0 +1,1 @@
+"""Engines: the same algorithm in one process or on Ray actors."""

@@ -1,4 +1,4 @@
-"""What every engine offers to `train`; and scoring paths, the same for all engines in one process."""
+"""What every engine offers to `train`, and how paths are scored in one process."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -98,7 +99,11 @@ class BackpropEngine(LocalEngine):
 
     def gradients(self, step: int) -> None:
         host = self.host
-        chain = [host.parts[STEM], *(host.parts[e] for e in self.tree.path_edges(self.tree.chain)[:-1])]
+        chain = [
+            host.parts[STEM],
+            *(host.parts[e] for e in self.tree.path_edges(self.tree.chain)[:-1]),
+        ]
+        head = host.parts[self.tree.head]
         total = torch.zeros((), dtype=torch.float64)
         x, y = (t.to(host.device) for t in self.batches(step))
         for piece in cut(step, self.batches.batch, self.pieces):
@@ -107,8 +112,7 @@ class BackpropEngine(LocalEngine):
             for i, block in enumerate(chain):
                 z = host._run(block, z, derive(self.rule.seed, "chain", step, i, piece.index))
             seed = derive(self.rule.seed, "chain", step, "head", piece.index)
-            head = host.parts[self.tree.head]
-            loss = host._run(lambda z, y=labels, p=piece: head_loss(head, z, y, p), z, seed)
+            loss = host._run(partial(head_loss, head, labels=labels, piece=piece), z, seed)
             loss.backward()
             total += loss.detach().double().cpu()
         if not math.isfinite(float(total)):
@@ -145,4 +149,6 @@ def pick_device(device: str) -> str:
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda: this machine has no usable GPU; use device=cpu or auto")
-    return "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
+    return (
+        "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
+    )

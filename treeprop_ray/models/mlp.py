@@ -1,4 +1,4 @@
-"""The multilayer perceptron of the MNIST experiments: D_in-H-…-H-classes, no residuals, no norms."""
+"""The perceptron of the MNIST experiments: inputs-H-…-H-classes, no residuals, no norms."""
 
 from __future__ import annotations
 
