@@ -257,11 +257,23 @@ def parse_overrides(args: Sequence[str]) -> DictConfig:
         raise UserError(f"{' '.join(args)}: not readable as key=value: {_one_line(e)}") from e
 
 
+def _check_groups(schema: type, source: str, layer: DictConfig) -> None:
+    """`model=3` is a mistake that omegaconf reports without naming the key."""
+    for f in dataclasses.fields(schema):
+        if isinstance(f.default_factory, type) and f.name in layer:
+            value = OmegaConf.to_container(layer)[f.name]  # type: ignore[call-overload, index]
+            if not isinstance(value, dict):
+                raise UserError(
+                    f"{source}{f.name}={value}: is a group of settings; use {f.name}.<key>=…"
+                )
+
+
 def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
     """Lay configs over the defaults of the dataclass `schema` and check the result."""
     base = OmegaConf.structured(schema)
     known = [key for key, _, _ in walk(schema())]
     for source, layer in layers:
+        _check_groups(schema, source, layer)
         try:
             base = OmegaConf.merge(base, layer)
         except ConfigKeyError as e:

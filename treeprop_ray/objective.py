@@ -34,7 +34,7 @@ def head_loss(head: nn.Module, state: Tensor, labels: Tensor, piece: Piece) -> T
     A head may bring its own `loss_sum(state, labels)` (e.g. in chunks over a large vocabulary).
     """
     if hasattr(head, "loss_sum"):
-        total = head.loss_sum(state, labels)
+        total: Tensor = head.loss_sum(state, labels)  # type: ignore[operator]
     else:
         logits = factor.full(head(state))
         total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")

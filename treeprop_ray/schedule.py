@@ -29,7 +29,7 @@ sum, so results do not depend on the placement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treeprop_ray.rule import Rule
@@ -148,41 +148,52 @@ class Flow:
         return [lift, settle], [head], [], [receive, *back]
 
 
+Wave = tuple[int, list[Call]]  # (clock, calls that do not depend on each other)
+
+
 def one_piece(
     tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, piece: int = 0
-) -> list[list[Call]]:
-    """The waves of one piece, in order; the calls inside a wave do not depend on each other."""
-    flow = Flow(tree, rule, layout, stem_trains)
-    at, boundary = layout.host_of, layout.boundary
-    root_here = at[tree.root.n] == boundary
-    waves: list[tuple[str, int, dict[int, list[Op]]]] = []
+) -> list[Wave]:
+    """The waves of one piece, in order.
 
-    def wave(phase: str, level: int, rows: list[tuple[int, list[Op]]]) -> None:
+    The clock of a wave does not depend on the layout (a level takes three ticks: forward, head,
+    settle), so the head meets levels and pieces in the same order wherever the nodes live.
+    """
+    flow = Flow(tree, rule, layout, stem_trains)
+    at, boundary, D = layout.host_of, layout.boundary, tree.depth
+    root_here = at[tree.root.n] == boundary
+    waves: list[tuple[int, str, int, dict[int, list[Op]]]] = []
+
+    def wave(clock: int, phase: str, level: int, rows: list[tuple[int, list[Op]]]) -> None:
         by_host: dict[int, list[Op]] = {}
         for host, ops in rows:
             if ops:
                 by_host.setdefault(host, []).extend(ops)
         if by_host:
-            waves.append((phase, level, dict(sorted(by_host.items()))))
+            waves.append((clock, phase, level, dict(sorted(by_host.items()))))
 
     if not root_here:
-        wave("stem", 0, [(boundary, flow.open())])
-    for s in range(1, tree.depth + 1):
+        wave(0, "stem", 0, [(boundary, flow.open())])
+    for s in range(1, D + 1):
         rows = [(node, flow.phases(node)) for node in tree.level(s)]
         opening = [(boundary, flow.open())] if root_here and s == 1 else []
-        wave("forward", s, opening + [(at[node.n], ops[0]) for node, ops in rows])
-        wave("head", s, [(boundary, ops[1]) for _, ops in rows])
-        wave("settle", s, [(at[node.n], ops[2]) for node, ops in rows])
-    for s in range(tree.depth, 0, -1):
-        wave("backward", s, [(at[node.n], flow.phases(node)[3]) for node in tree.level(s)])
+        wave(3 * s - 2, "forward", s, opening + [(at[node.n], ops[0]) for node, ops in rows])
+        wave(3 * s - 1, "head", s, [(boundary, ops[1]) for _, ops in rows])
+        wave(3 * s, "settle", s, [(at[node.n], ops[2]) for node, ops in rows])
+    for s in range(D, 0, -1):
+        rows = [(node, flow.phases(node)) for node in tree.level(s)]
+        wave(3 * (2 * D - s) + 1, "backward", s, [(at[node.n], ops[3]) for node, ops in rows])
     if not root_here:
-        wave("stem_backward", 0, [(boundary, flow.close())])
-    return _travel(waves, piece)
+        wave(6 * D, "stem_backward", 0, [(boundary, flow.close())])
+    return make_calls(waves, piece)
 
 
-def _travel(waves: list[tuple[str, int, dict[int, list[Op]]]], piece: int) -> list[list[Call]]:
-    """Make calls of the ops: a tensor is an output only if another host reads it."""
-    rows = [(host, ops) for _, _, by_host in waves for host, ops in by_host.items()]
+def make_calls(
+    waves: list[tuple[int, str, int, dict[int, list[Op]]]], piece: int
+) -> list[Wave]:
+    """Make calls of (clock, phase, level, ops by host); a tensor is an output only if another
+    host reads it."""
+    rows = [(host, ops) for *_, by_host in waves for host, ops in by_host.items()]
     maker = {name: host for host, ops in rows for op in ops for name in op.writes}
     readers: dict[str, set[int]] = {}
     for host, ops in rows:
@@ -192,7 +203,7 @@ def _travel(waves: list[tuple[str, int, dict[int, list[Op]]]], piece: int) -> li
     final = {host: id(ops) for host, ops in rows}
     arrived: set[tuple[int, str]] = set()  # a host keeps what it has received for later calls
     out = []
-    for phase, level, by_host in waves:
+    for clock, phase, level, by_host in waves:
         calls = []
         for host, ops in by_host.items():
             reads = dict.fromkeys(name for op in ops for name in op.reads)
@@ -204,24 +215,58 @@ def _travel(waves: list[tuple[str, int, dict[int, list[Op]]]], piece: int) -> li
             calls.append(
                 Call(phase, level, host, piece, tuple(ops), tuple(inputs), tuple(outputs), last)
             )
-        out.append(calls)
+        out.append((clock, calls))
     return out
+
+
+def interleave(pieces: list[list[Wave]], stride: int) -> list[Call]:
+    """All calls of a step in the order in which they are submitted.
+
+    Piece m enters `stride` ticks after piece m - 1, so different levels work at the same time;
+    where two pieces meet on one host the earlier one, which is on its way back, goes first.
+    """
+    keyed = [
+        (clock + stride * m, m, call)
+        for m, waves in enumerate(pieces)
+        for clock, calls in waves
+        for call in calls
+    ]
+    keyed.sort(key=lambda entry: entry[:2])
+    return [call for _, _, call in keyed]
 
 
 def one_step(
     tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int = 1
-) -> Iterator[Call]:
-    """All calls of a step in the order in which they are submitted.
+) -> list[Call]:
+    """The calls of a TreeProp step. A piece enters two levels behind the one before it, so at most
+    D + 1 pieces are ever between their forward and their backward."""
+    waves = [one_piece(tree, rule, layout, stem_trains, m) for m in range(pieces)]
+    return interleave(waves, stride=6)
 
-    Piece m enters two waves after piece m - 1, so different levels work at the same time; where
-    two pieces meet on one host the earlier one, which is on its way back, goes first. So at most
-    half as many pieces as there are waves are ever between forward and backward.
+
+def one_chain_step(stages: int, stem_trains: bool, pieces: int = 1) -> list[Call]:
+    """The calls of a backpropagation step over a chain of stages, one host each (GPipe).
+
+    Stage 0 opens the batch and hands the labels to the last stage; that one has the head and goes
+    forward and backward in one call.
     """
-    keyed = [
-        (clock + 2 * m, m, call)
-        for m in range(pieces)
-        for clock, calls in enumerate(one_piece(tree, rule, layout, stem_trains, m))
-        for call in calls
-    ]
-    keyed.sort(key=lambda entry: entry[:2])
-    return (call for _, _, call in keyed)
+
+    def piece_waves(m: int) -> list[Wave]:
+        last = stages - 1
+        waves: list[tuple[int, str, int, dict[int, list[Op]]]] = []
+        for k in range(stages):
+            opening = [Op("open", 0, (), ("z0", "y"))] if k == 0 else []
+            ahead = [Op("ahead", k, (f"z{k}",), (f"z{k + 1}",))]
+            back = [
+                Op("head", k, (f"z{k + 1}", "y"), (f"a{k + 1}",)),
+                Op("back", k, (f"a{k + 1}",), (f"a{k}",)),
+            ]
+            waves.append((k, "forward", k, {k: opening + ahead + (back if k == last else [])}))
+        for k in range(last - 1, -1, -1):
+            ops = [Op("back", k, (f"a{k + 1}",), (f"a{k}",))]
+            waves.append((2 * last - k, "backward", k, {k: ops}))
+        if stem_trains:
+            waves[-1][3][0].append(Op("close", 0, ("a0",)))
+        return make_calls(waves, m)
+
+    return interleave([piece_waves(m) for m in range(pieces)], stride=2)

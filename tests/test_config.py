@@ -1,0 +1,130 @@
+"""Settings: every mistake is one line with exit code 2 and nothing written."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Result
+
+from treeprop_ray import config
+
+Command = Callable[..., Result]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["epoch=3"], ["unknown key epoch", "did you mean epochs?"]),
+        (["model.width=3"], ["unknown key model.width"]),
+        (["epochs=many"], ["epochs", "many"]),
+        (["epochs=1.5"], ["epochs", "1.5"]),
+        (["epochs=0"], ["epochs=0", "at least 1"]),
+        (["model.blocks=0"], ["model.blocks=0", "at least 1"]),
+        (["alpha=1.2"], ["alpha=1.2", "at most 1"]),
+        (["alpha=-0.1"], ["alpha=-0.1", "at least 0"]),
+        (["sigma=-0.1"], ["sigma=-0.1", "at least 0"]),
+        (["lr=nan"], ["lr=nan", "finite"]),
+        (["lr=0"], ["lr=0", "greater than 0"]),
+        (["objective=all"], ["objective=all", "final_ce, node, node_all_ce"]),
+        (["method=magic"], ["method=magic", "tree, bp"]),
+        (["split=half"], ["split=half", "floor, right_full"]),
+        (["experiment=nothing"], ["experiment=nothing", "digits", "mnist_d3"]),
+        (["experiment=missing.yaml"], ["missing.yaml", "no such file"]),
+        (["alpha=0.5", "beta=0.2"], ["alpha=0.5 beta=0.2", "alpha + beta = 1"]),
+        (["alpha=0", "beta=0", "family=gaussian"], ["alpha=0 beta=0"]),
+        (["sigma=0.1"], ["sigma=0.1", "Bernoulli"]),
+        (["mc_samples=4"], ["mc_samples=4", "sigma=0"]),
+        (["family=bernoulli", "model.activation=relu"], ["bernoulli", "sigmoid", "relu"]),
+        (["microbatches=65"], ["microbatches=65", "batch=64"]),
+        (["name=a/b"], ["name=a/b", "without '/'"]),
+        (["batch=100000"], ["batch=100000", "digits has only"]),
+        (["data.root=/no/such/folder", "experiment=mnist_d3"], ["data.root=/no/such/folder"]),
+        (["device=cuda"], ["device=cuda", "no usable GPU"]),
+        (["nonsense"], ["nonsense", "key=value"]),
+        (["=3"], ["key=value"]),
+        (["--verbose"], ["--verbose", "--help, --cfg"]),
+        (["model=3"], ["model"]),
+        (["epochs=[1,2]"], ["epochs"]),
+        (["epochs={a: 1}"], ["epochs"]),
+        (["lr=${nothing}"], ["nothing"]),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    command: Command, tmp_path: Path, words: list[str], parts: list[str]
+) -> None:
+    import torch
+
+    if words == ["device=cuda"] and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    out = tmp_path / "runs"
+    result = command("train", f"out={out}", *words)
+    assert result.code == 2
+    assert len(result.error_lines) == 1 and "Traceback" not in result.err
+    for part in parts:
+        assert part in result.err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("epochs: [", "not readable as YAML"),
+        ("just text", "unknown key just text"),
+        ("- a\n- b", "must hold key: value lines"),
+        ("epoch: 3", "unknown key epoch"),
+        ("lr: fast", "lr"),
+        ("model: {blocks: -1}", "model.blocks=-1"),
+    ],
+)
+def test_a_bad_experiment_file_is_named(
+    command: Command, tmp_path: Path, text: str, part: str
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    result = command("train", f"experiment={path}", f"out={tmp_path / 'runs'}")
+    assert result.code == 2 and len(result.error_lines) == 1 and part in result.err
+
+
+@pytest.mark.parametrize("path", sorted(config.EXPERIMENTS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_experiment_loads(path: Path) -> None:
+    settings = config.load([f"experiment={path.stem}"])
+    assert settings.experiment == path.stem
+
+
+def test_the_mnist_experiments_have_the_papers_settings() -> None:
+    for depth in (2, 3, 4):
+        s = config.load([f"experiment=mnist_d{depth}"])
+        assert (s.batch, s.optimizer, s.lr, s.weight_decay, s.epochs) == (64, "adamw", 1e-3, 0.01, 100)
+        assert (s.alpha, s.beta, s.model.blocks + 1) == (0.5, 0.5, 2**depth)
+        assert s.objective == "node_all_ce"
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "export", "bench"])
+def test_help_lists_every_key(command: Command, name: str) -> None:
+    result = command(name, "--help")
+    assert result.code == 0 and f"python -m treeprop_ray.{name}" in result.out
+
+
+def test_help_does_not_import_torch() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from treeprop_ray import train; train.main(['--help']); "
+        "train.main(['--cfg']); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_cfg_prints_the_resolved_settings_and_runs_nothing(
+    command: Command, tmp_path: Path
+) -> None:
+    result = command("train", "--cfg", "epochs=7", f"out={tmp_path / 'x'}")
+    assert result.code == 0 and "epochs: 7" in result.out and "hidden: 64" in result.out
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_same_command_has_the_same_run_name_and_another_one_another() -> None:
+    name = config.run_name(config.load(["lr=0.1"]))
+    assert name == config.run_name(config.load(["lr=0.1", "threads=2"]))
+    assert name != config.run_name(config.load(["lr=0.2"]))

@@ -1,0 +1,190 @@
+"""The wave schedule as a law, over trees, rules, placements and micro-batches."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeprop_ray.rule import Rule
+from treeprop_ray.schedule import Call, Layout, one_chain_step, one_piece, one_step
+from treeprop_ray.tree import Tree
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Tree, Rule, Layout, bool]:
+    tree = Tree(draw(st.integers(2, 70)), draw(st.sampled_from(["floor", "right_full"])))
+    rule = Rule(
+        objective=draw(st.sampled_from(["final_ce", "node", "node_all_ce"])),
+        beta=draw(st.sampled_from([0.0, 0.5])),
+        target_gradient=draw(st.booleans()),
+        detach_levels=draw(st.booleans()),
+    )
+    kind = draw(st.sampled_from(["single", "per_node", "random"]))
+    hosts = draw(st.integers(1, 5))
+    if kind == "per_node":
+        layout = Layout({n: n for n in tree.nodes})
+    elif kind == "single":
+        layout = Layout.single(tree)
+    else:
+        layout = Layout({n: draw(st.integers(0, hosts - 1)) for n in tree.nodes})
+    return tree, rule, layout, draw(st.booleans())
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(), st.integers(1, 5))
+def test_every_input_was_produced_before(
+    case: tuple[Tree, Rule, Layout, bool], pieces: int
+) -> None:
+    tree, rule, layout, stem_trains = case
+    sent: set[tuple[int, str]] = set()
+    held: set[tuple[int, int, str]] = set()
+    for call in one_step(tree, rule, layout, stem_trains, pieces):
+        for name in call.inputs:
+            assert (call.piece, name) in sent
+            held.add((call.host, call.piece, name))
+        for op in call.ops:
+            for name in op.reads:
+                assert (call.host, call.piece, name) in held
+            held.update((call.host, call.piece, name) for name in op.writes)
+        for name in call.outputs:
+            assert (call.host, call.piece, name) in held
+            sent.add((call.piece, name))
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases())
+def test_one_call_per_host_level_and_phase(case: tuple[Tree, Rule, Layout, bool]) -> None:
+    calls = [c for _, wave in one_piece(*case) for c in wave]
+    assert max(Counter((c.host, c.level, c.phase) for c in calls).values()) == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases())
+def test_every_node_goes_forward_and_backward_once(case: tuple[Tree, Rule, Layout, bool]) -> None:
+    tree = case[0]
+    verbs = Counter((op.verb, op.n) for _, wave in one_piece(*case) for c in wave for op in c.ops)
+    for n in tree.nodes:
+        assert verbs["lift", n] == verbs["settle", n] == verbs["backward", n] == 1
+    assert max(verbs.values()) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_the_last_call_of_a_host_is_marked(case: tuple[Tree, Rule, Layout, bool]) -> None:
+    calls = [c for _, wave in one_piece(*case) for c in wave]
+    for host in {c.host for c in calls}:
+        marks = [c.last for c in calls if c.host == host]
+        assert marks == [False] * (len(marks) - 1) + [True]
+
+
+def span(calls: list[Call]) -> int:
+    """Longest chain of node steps; a forward or backward of a level counts one, FB counts two."""
+    finish: dict[str, int] = {}
+    latest = 0
+    for call in calls:
+        verbs = {op.verb for op in call.ops}
+        begin = max((finish[name] for op in call.ops for name in op.reads if name in finish), default=0)
+        cost = ("lift" in verbs) + ("backward" in verbs)
+        for op in call.ops:
+            for name in op.writes:
+                finish[name] = begin + (1 if name[0] in "zm" else cost)
+        latest = max(latest, begin + cost)
+    return latest
+
+
+@pytest.mark.parametrize("N", [2, 3, 5, 8, 13, 16, 37, 64, 128])
+@pytest.mark.parametrize("split", ["floor", "right_full"])
+def test_the_critical_path_has_2D_waves(N: int, split: str) -> None:
+    tree = Tree(N, split)
+    rule = Rule(objective="node_all_ce", beta=0.5)
+    waves = one_piece(tree, rule, Layout.single(tree), stem_trains=True)
+    assert span([c for _, wave in waves for c in wave]) == 2 * tree.depth
+    # forward and backward of the finest level are one call
+    assert len(waves) == 2 * tree.depth - 1
+
+
+@given(st.integers(2, 200), st.sampled_from(["floor", "right_full"]))
+def test_at_most_half_the_nodes_work_at_a_time(N: int, split: str) -> None:
+    tree = Tree(N, split)
+    waves = one_piece(tree, Rule(), Layout({n: n for n in tree.nodes}), True)
+    forward = [sum(len(c.nodes) for c in wave) for _, wave in waves if wave[0].phase == "forward"]
+    assert max(forward) <= max(1, N // 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.integers(1, 12))
+def test_in_flight_pieces_are_bounded_by_the_depth(
+    case: tuple[Tree, Rule, Layout, bool], pieces: int
+) -> None:
+    """However many pieces a batch is cut into, few hold activations at the same time."""
+    open_: set[int] = set()
+    most = 0
+    remaining = Counter(c.piece for c in one_step(*case, pieces))
+    for call in one_step(*case, pieces):
+        open_.add(call.piece)
+        most = max(most, len(open_))
+        remaining[call.piece] -= 1
+        if not remaining[call.piece]:
+            open_.remove(call.piece)
+    assert most <= case[0].depth + 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(), st.integers(1, 6))
+def test_the_head_meets_levels_and_pieces_in_the_same_order_everywhere(
+    case: tuple[Tree, Rule, Layout, bool], pieces: int
+) -> None:
+    """So its gradients add up in the same order, and placement does not change a bit.
+
+    The spine lives either with the boundary or away from it, never partly (placement.py).
+    """
+    tree, rule, layout, stem_trains = case
+    spine = {node.n for node in tree.spine}
+    hosts = {n: max(1, h) if n in spine else h for n, h in layout.host_of.items()}
+    if layout.host_of[tree.root.n] == layout.boundary:
+        hosts.update(dict.fromkeys(spine, layout.boundary))
+    layout = Layout(hosts, layout.boundary)
+
+    def order(layout: Layout) -> list[tuple[int, int]]:
+        calls = one_step(tree, rule, layout, stem_trains, pieces)
+        return [(c.piece, op.n) for c in calls for op in c.ops if op.verb == "head"]
+
+    assert order(layout) == order(Layout.single(tree))
+
+
+@given(st.integers(1, 9), st.integers(1, 6), st.booleans())
+def test_chain_inputs_were_produced_before_and_every_stage_goes_both_ways(
+    stages: int, pieces: int, stem_trains: bool
+) -> None:
+    sent: set[tuple[int, str]] = set()
+    verbs: Counter[tuple[str, int]] = Counter()
+    for call in one_chain_step(stages, stem_trains, pieces):
+        assert all((call.piece, name) in sent for name in call.inputs)
+        sent.update((call.piece, name) for name in call.outputs)
+        verbs.update((op.verb, op.n) for op in call.ops)
+    for k in range(stages):
+        assert verbs["ahead", k] == verbs["back", k] == pieces
+    assert verbs["head", stages - 1] == verbs["open", 0] == pieces
+
+
+def test_nothing_travels_inside_one_host() -> None:
+    tree = Tree(13)
+    for call in one_step(tree, Rule(beta=0.5), Layout.single(tree), True, 3):
+        assert not call.inputs and not call.outputs
+
+
+def test_the_head_is_one_hop_away_only_when_the_spine_lives_elsewhere() -> None:
+    tree = Tree(8)
+    apart = Layout({n: n for n in tree.nodes})
+
+    def phases(rule: Rule, layout: Layout) -> Counter[str]:
+        return Counter(c.phase for _, wave in one_piece(tree, rule, layout, True) for c in wave)
+
+    together = phases(Rule(beta=0.5, objective="node_all_ce"), Layout.single(tree))
+    assert together["head"] == together["settle"] == 0
+    waits = phases(Rule(beta=0.5, objective="node_all_ce"), apart)
+    assert waits["head"] == waits["settle"] == 3
+    flows = phases(Rule(beta=0.0, objective="node_all_ce"), apart)
+    assert (flows["head"], flows["settle"]) == (3, 0)
+    assert phases(Rule(beta=0.0, objective="node"), apart)["head"] == 1

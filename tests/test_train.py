@@ -1,0 +1,172 @@
+"""The train command: run folder, resume, NaN, leak. Small runs on the embedded digits."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from conftest import Result
+from safetensors.torch import load_file
+
+from treeprop_ray import checkpoint, config
+from treeprop_ray.train import Trainer, block_applications
+from treeprop_ray.tree import Tree
+
+SMALL = ["model.hidden=12", "model.blocks=4", "batch=64", "log_every=5"]
+Command = Callable[..., Result]
+
+
+def newest(folder: Path) -> checkpoint.Checkpoint:
+    found = checkpoint.newest(folder / "checkpoints")
+    assert found is not None
+    return found
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_run_writes_its_folder(command: Command, tmp_path: Path) -> None:
+    result = command("train", *SMALL, "epochs=2", "name=one", f"out={tmp_path}")
+    assert result.code == 0 and "full" in result.out and str(tmp_path / "one") in result.out
+    folder = tmp_path / "one"
+    rows = pd.read_csv(folder / "metrics.csv")
+    steps, epochs = rows[rows.kind == "step"], rows[rows.kind == "epoch"]
+    assert list(epochs.epoch) == [1, 2] and len(steps) == 8
+    for column in ("loss/1", "loss/4", "grad_norm", "step_seconds", "lr"):
+        assert steps[column].notna().all(), column
+    assert steps["leak"].notna().sum() == 2
+    for path in ("spine-1", "spine-2", "full"):
+        assert epochs[f"accuracy/{path}"].between(0, 1).all()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 2 * (1293 // 64) and summary["samples_seen"] == summary["steps"] * 64
+    assert summary["parameters_deployed"] < summary["parameters_trained"]
+    assert {"command", "commit", "versions", "hardware", "seed"} <= summary.keys()
+    assert config.load_file(folder / "config.yaml").model.hidden == 12
+    assert list((folder / "tensorboard").iterdir())
+    for figure in ("tree_loss.png", "path_accuracy.png"):
+        assert (folder / "figures" / figure).stat().st_size > 1000
+
+
+@pytest.mark.parametrize("method", ["tree", "bp"])
+def test_stop_and_resume_is_bitwise_one_run(
+    command: Command, tmp_path: Path, method: str
+) -> None:
+    words = [
+        *SMALL, f"out={tmp_path}", f"method={method}", "epochs=3", "clip=0.5", "optimizer=adamw",
+        "schedule=cosine", "warmup=0.1", "model.activation=tanh", "sigma=0.05", "alpha=1",
+        "beta=0.5", "checkpoint_every=7",
+    ]  # fmt: skip
+    assert command("train", *words, "name=whole").code == 0
+
+    class Stopped(Exception):
+        pass
+
+    class Stopping(Trainer):
+        def _step(self, step: int, *rest: object) -> None:
+            if step == 31:  # in the middle of the second epoch, after the checkpoint of step 28
+                raise Stopped
+            super()._step(step, *rest)  # type: ignore[arg-type]
+
+    with pytest.raises(Stopped):
+        Stopping(config.load([*words, "name=cut"])).train()
+    assert newest(tmp_path / "cut").meta["step"] == 28
+    again = command("train", *words, "name=cut")
+    assert again.code == 0 and "continuing from" in again.out
+
+    whole, cut = newest(tmp_path / "whole"), newest(tmp_path / "cut")
+    assert whole.meta["step"] == cut.meta["step"] == 60
+    assert same(whole.weights, cut.weights) and same(whole.optimizer, cut.optimizer)
+    a, b = (pd.read_csv(tmp_path / n / "metrics.csv") for n in ("whole", "cut"))
+    timing = ["step_seconds"]
+    pd.testing.assert_frame_equal(a.drop(columns=timing), b.drop(columns=timing))
+
+
+def test_a_finished_run_is_not_trained_again(command: Command, tmp_path: Path) -> None:
+    words = [*SMALL, "epochs=1", f"out={tmp_path}", "name=done"]
+    command("train", *words)
+    before = (tmp_path / "done" / "metrics.csv").stat().st_mtime_ns
+    again = command("train", *words)
+    assert again.code == 0 and "finished" in again.out
+    assert (tmp_path / "done" / "metrics.csv").stat().st_mtime_ns == before
+    assert command("train", *words, "fresh=true").code == 0
+    assert (tmp_path / "done" / "metrics.csv").stat().st_mtime_ns != before
+
+
+def test_other_settings_do_not_overwrite_a_run(command: Command, tmp_path: Path) -> None:
+    words = [*SMALL, "epochs=1", f"out={tmp_path}", "name=kept"]
+    command("train", *words)
+    weights = newest(tmp_path / "kept").weights
+    result = command("train", *words, "lr=0.5")
+    assert result.code == 2 and "lr: 0.003 -> 0.5" in result.err
+    assert same(weights, newest(tmp_path / "kept").weights)
+
+
+def test_more_epochs_continue_a_finished_run(command: Command, tmp_path: Path) -> None:
+    words = [*SMALL, f"out={tmp_path}"]
+    command("train", *words, "epochs=2", "name=straight")
+    command("train", *words, "epochs=1", "name=longer")
+    result = command("train", *words, "epochs=2", "name=longer")
+    assert "continuing" in result.out
+    assert same(newest(tmp_path / "straight").weights, newest(tmp_path / "longer").weights)
+
+
+def test_nan_stops_with_node_level_and_step_and_keeps_the_checkpoint(
+    command: Command, tmp_path: Path
+) -> None:
+    words = [
+        *SMALL, f"out={tmp_path}", "name=nan", "model.activation=relu", "optimizer=sgd",
+        "checkpoint_every=1", "epochs=3", "lr=1e15",
+    ]  # fmt: skip
+    result = command("train", *words)
+    assert result.code == 1
+    assert len(result.error_lines) == 1
+    assert all(word in result.err for word in ("node", "level", "step"))
+    kept = checkpoint.newest(tmp_path / "nan" / "checkpoints")
+    assert kept is None or all(torch.isfinite(v).all() for v in kept.weights.values())
+
+
+def test_the_leak_is_seen_and_warned_about(command: Command, tmp_path: Path) -> None:
+    """The literal correction writes labels into the states; the mean-reduced one does not."""
+    words = [
+        *SMALL, "model.activation=tanh", "alpha=1", "beta=1", "epochs=25", f"out={tmp_path}",
+        "objective=node",
+    ]  # fmt: skip
+    leaky = command("train", *words, "correction=vjp", "correction_scale=5", "name=leaky")
+    assert "label leak" in leaky.err and leaky.err.count("label leak") == 1
+    clean = command("train", *words, "name=clean")
+    assert "label leak" not in clean.err
+    leaks = {
+        name: json.loads((tmp_path / name / "summary.json").read_text())["leak"]
+        for name in ("leaky", "clean")
+    }
+    assert leaks["leaky"] > 0.5 > abs(leaks["clean"])
+
+
+def test_checkpoints_are_pruned_to_the_newest_and_the_best(
+    command: Command, tmp_path: Path
+) -> None:
+    command("train", *SMALL, "epochs=6", f"out={tmp_path}", "name=p", "keep_last=2")
+    steps = [int(p.name[5:]) for p in checkpoint.steps(tmp_path / "p" / "checkpoints")]
+    best = newest(tmp_path / "p").meta["best"]["step"]
+    assert steps == sorted({100, 120, best})
+
+
+def test_weights_are_keyed_by_edge(command: Command, tmp_path: Path) -> None:
+    command("train", *SMALL, "epochs=1", f"out={tmp_path}", "name=k")
+    found = newest(tmp_path / "k")
+    weights = load_file(found.path / "weights.safetensors")
+    assert {k.split("/")[0] for k in weights} == {f"{l}-{r}" for l, r in Tree(5).blocks}
+    assert all(k.count("/") == 2 for k in load_file(found.path / "optimizer.safetensors"))
+
+
+def test_block_applications_are_counted() -> None:
+    for words, N, count in [
+        (["method=bp"], 8, 8),
+        (["objective=node_all_ce"], 8, 14),  # 7 left, 4 right, 3 times the head
+        (["objective=node", "alpha=1", "beta=0"], 8, 12),  # the head only at the finest level
+        (["objective=final_ce", "alpha=1", "beta=0"], 8, 8),
+    ]:
+        assert block_applications(config.load(words), Tree(N)) == count
