@@ -1,6 +1,6 @@
 """Train your own blocks: a small residual convolutional stack on scikit-learn's digits.
 
-    python examples/own_blocks.py
+python examples/own_blocks.py
 """
 
 import torch

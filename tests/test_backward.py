@@ -6,7 +6,7 @@ from conftest import tiny_batches, tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeprop_ray.engine.local import BackpropEngine, LocalEngine
+from treeprop_ray.engine.local import LocalEngine
 from treeprop_ray.network import TreeNetwork
 from treeprop_ray.objective import tree_objective
 from treeprop_ray.optim import OptimizerRule
@@ -112,7 +112,7 @@ def test_microbatches_give_the_gradients_of_the_whole_batch_with_noise() -> None
 
 def test_backpropagation_engine_equals_autograd_on_the_chain() -> None:
     network = tiny_network(8)
-    BackpropEngine(network, Rule(), OptimizerRule(), tiny_batches(), 3).gradients(0)
+    LocalEngine(network, Rule(), OptimizerRule(), tiny_batches(), 3, method="bp").gradients(0)
     found = gradients(network)
     network.zero_grad()
     x, y = tiny_batches()(0)

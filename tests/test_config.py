@@ -94,7 +94,13 @@ def test_every_shipped_experiment_loads(path: Path) -> None:
 def test_the_mnist_experiments_have_the_papers_settings() -> None:
     for depth in (2, 3, 4):
         s = config.load([f"experiment=mnist_d{depth}"])
-        assert (s.batch, s.optimizer, s.lr, s.weight_decay, s.epochs) == (64, "adamw", 1e-3, 0.01, 100)
+        assert (s.batch, s.optimizer, s.lr, s.weight_decay, s.epochs) == (
+            64,
+            "adamw",
+            1e-3,
+            0.01,
+            100,
+        )
         assert (s.alpha, s.beta, s.model.blocks + 1) == (0.5, 0.5, 2**depth)
         assert s.objective == "node_all_ce"
 

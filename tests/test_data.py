@@ -44,7 +44,9 @@ def test_limit_takes_so_many_training_samples() -> None:
     assert len(data.load(config.load(["data.limit=100"])).train) == 100
 
 
-def test_mnist_from_the_hub_layout(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_from_the_hub_layout(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TREEPROP_CACHE", str(tmp_path))
     settings = config.load(["experiment=mnist_d2", f"data.root={hub}"])
     samples = data.load(settings)
@@ -80,7 +82,10 @@ def test_noise_of_a_place_does_not_depend_on_the_cut() -> None:
     like = torch.zeros(10, 3, 2)
     whole = normal_rows(like, range(10), 1, "noise", 7, 4)
     parts = torch.cat(
-        [normal_rows(like[a:b], range(a, b), 1, "noise", 7, 4) for a, b in ((0, 3), (3, 4), (4, 10))]
+        [
+            normal_rows(like[a:b], range(a, b), 1, "noise", 7, 4)
+            for a, b in ((0, 3), (3, 4), (4, 10))
+        ]
     )
     assert torch.equal(whole, parts)
     assert not torch.equal(whole, normal_rows(like, range(10), 1, "noise", 8, 4))

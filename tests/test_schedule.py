@@ -84,7 +84,9 @@ def span(calls: list[Call]) -> int:
     latest = 0
     for call in calls:
         verbs = {op.verb for op in call.ops}
-        begin = max((finish[name] for op in call.ops for name in op.reads if name in finish), default=0)
+        begin = max(
+            (finish[name] for op in call.ops for name in op.reads if name in finish), default=0
+        )
         cost = ("lift" in verbs) + ("backward" in verbs)
         for op in call.ops:
             for name in op.writes:

@@ -51,9 +51,7 @@ def test_a_run_writes_its_folder(command: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["tree", "bp"])
-def test_stop_and_resume_is_bitwise_one_run(
-    command: Command, tmp_path: Path, method: str
-) -> None:
+def test_stop_and_resume_is_bitwise_one_run(command: Command, tmp_path: Path, method: str) -> None:
     words = [
         *SMALL, f"out={tmp_path}", f"method={method}", "epochs=3", "clip=0.5", "optimizer=adamw",
         "schedule=cosine", "warmup=0.1", "model.activation=tanh", "sigma=0.05", "alpha=1",

@@ -56,6 +56,15 @@ class Data:
 
 
 @dataclass
+class RaySettings:
+    """Which Ray to use."""
+
+    address: str = opt("", "an existing cluster (auto or ray://…); empty: a local Ray of our own")
+    num_cpus: int = opt(0, "CPUs of the local Ray; 0 = all cores", low=0)
+    dashboard: bool = opt(False, "start the dashboard of the local Ray (on 127.0.0.1)")
+
+
+@dataclass
 class Weights:
     """Weights of the three kinds of terms in the objective."""
 
@@ -79,7 +88,31 @@ class Settings:
     method: str = opt(
         "tree", "TreeProp or plain backpropagation of the chain", choices=["tree", "bp"]
     )
-    engine: str = opt("local", "where the nodes run", choices=["local"])
+    engine: str = opt("local", "one process, or Ray actors", choices=["local", "ray"])
+    placement: str = opt(
+        "auto",
+        "per_node: an actor per tree node; packed: lines of nodes share actors; "
+        "auto: per_node while every node can have a device of its own",
+        choices=["auto", "per_node", "packed"],
+    )
+    hosts: int = opt(0, "number of actors when packed; 0 = one per device", low=0)
+    cpus_per_actor: float = opt(0.0, "CPUs each actor asks Ray for; 0 = an equal share", low=0)
+    gpus_per_actor: float = opt(
+        -1.0, "GPUs each actor asks Ray for; -1 = an equal share of those there are", low=-1
+    )
+    strategy: str = opt(
+        "PACK",
+        "how Ray spreads the actors over machines",
+        choices=["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
+    )
+    transport: str = opt(
+        "store",
+        "how tensors travel: object store, or Ray Direct Transport (alpha in Ray)",
+        choices=["store", "gloo", "nccl", "nixl"],
+    )
+    in_flight: int = opt(2, "steps the driver submits ahead", low=1, high=64)
+    timeline_steps: int = opt(3, "last steps drawn in timeline.json and waves.png; 0 = none", low=0)
+    ray: RaySettings = group(RaySettings, "the Ray cluster")
     device: str = opt("auto", "auto takes a GPU when there is one", choices=["auto", "cpu", "cuda"])
     precision: str = opt(
         "float32", "bf16 = autocast of the blocks", choices=["float32", "bf16", "float64"]
@@ -143,7 +176,9 @@ class Settings:
 # (`epochs` does under a decaying schedule; see `check_same_run`).
 RESUMABLE = {
     "name", "out", "fresh", "engine", "device", "threads", "log_every", "checkpoint_every",
-    "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment",
+    "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
+    "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
+    "ray.address", "ray.num_cpus", "ray.dashboard",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from treeprop_ray.engine.base import StepReport, count
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.network import STEM, edge_name
-from treeprop_ray.node import Boundary, TreeNode, add
+from treeprop_ray.node import Boundary, Losses, TreeNode, add
 from treeprop_ray.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.rule import Piece, Rule
 from treeprop_ray.schedule import Call, Op
@@ -46,7 +46,8 @@ class Host:
         self.batch = batch
         self.boundary: Boundary | None = None
         if batch is not None:
-            self.boundary = Boundary(tree, self.parts[STEM], self.parts[tree.head], rule, self._run)
+            head = self.parts.get(tree.head)  # absent in the first of several chain stages
+            self.boundary = Boundary(tree, self.parts[STEM], head, rule, self._run)
         self.nodes: dict[int, TreeNode] = {}
         for n in nodes:
             node = tree.nodes[n]
@@ -134,18 +135,17 @@ class Host:
 
     def report(self, step: int, norms: bool) -> StepReport:
         """Losses (and gradient norms) of the step; NaN or Inf ends the run here."""
-        owners = [(n, node.losses) for n, node in self.nodes.items()]
-        owners += list(self.boundary.losses.items()) if self.boundary else []
-        terms = [(n, name, value) for n, own in owners for name, value in own.take().items()]
+        terms = [
+            (n, name, value)
+            for n, losses in self.owned_losses()
+            for name, value in losses.take().items()
+        ]
         out = StepReport()
         if terms:
             values = torch.stack([value.double() for _, _, value in terms]).tolist()
             for (n, name, _), value in zip(terms, values, strict=True):
                 if not math.isfinite(value):
-                    raise TrainingError(
-                        f"loss {name}={value} at node {n}, level {self.tree.nodes[n].level}, "
-                        f"step {step}"
-                    )
+                    raise TrainingError(f"loss {name}={value} at {self._where(n)}, step {step}")
                 out.losses.setdefault(n, {})[name] = value
         if norms:
             out.square_norms = self.optimizer.square_norms()
@@ -154,12 +154,22 @@ class Host:
                     raise TrainingError(self._bad_gradient(part, value, step))
         return out
 
+    def owned_losses(self) -> list[tuple[int, Losses]]:
+        """The loss terms that arise here, by node."""
+        found = [(n, node.losses) for n, node in self.nodes.items()]
+        return found + (list(self.boundary.losses.items()) if self.boundary else [])
+
+    def _where(self, n: int) -> str:
+        if n == self.tree.N:
+            return "the head, level 0"
+        return f"node {n}, level {self.tree.nodes[n].level}"
+
     def _bad_gradient(self, part: str, value: float, step: int) -> str:
         owner = next(
             (n for n in self.nodes.values() if part in map(edge_name, (n.node.left, n.node.right))),
             None,
         )
-        where = f"node {owner.node.n}, level {owner.node.level}" if owner else "boundary, level 0"
+        where = self._where(owner.node.n) if owner else "the boundary, level 0"
         return f"gradient of block {part} is {value} at {where}, step {step}"
 
     def apply(self, step: int, square_norms: Iterable[Mapping[str, float]] | None) -> None:

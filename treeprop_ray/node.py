@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -178,7 +179,9 @@ class TreeNode:
 class Boundary:
     """Both ends of the chain: stem, head and the labels."""
 
-    def __init__(self, tree: Tree, stem: nn.Module, head: nn.Module, rule: Rule, run: Run) -> None:
+    def __init__(
+        self, tree: Tree, stem: nn.Module, head: nn.Module | None, rule: Rule, run: Run
+    ) -> None:
         self.tree, self.stem, self.head, self.rule, self.run = tree, stem, head, rule, run
         self.stem_trains = any(p.requires_grad for p in stem.parameters())
         self.z_0: dict[int, Tensor] = {}
@@ -198,8 +201,9 @@ class Boundary:
         """Cross-entropy of head(mu_fwd) and its backward, at once. Returns d(ce)/d(mu_fwd)."""
         leaf = mu_fwd.detach().requires_grad_()
         seed = derive(self.rule.seed, "block", piece.step, n, "head", piece.index)
-        labels = self.labels[piece.index]
-        loss = self.run(lambda z: head_loss(self.head, z, labels, piece), leaf, seed)
+        assert self.head is not None
+        loss_of = partial(head_loss, self.head, labels=self.labels[piece.index], piece=piece)
+        loss = self.run(loss_of, leaf, seed)
         self.losses[n].add("ce", loss)
         weight = self.rule.ce_weight(self.tree, self.tree.nodes[n])
         return pull_back(loss, torch.ones_like(loss), leaf, weight)

@@ -188,9 +188,7 @@ def one_piece(
     return make_calls(waves, piece)
 
 
-def make_calls(
-    waves: list[tuple[int, str, int, dict[int, list[Op]]]], piece: int
-) -> list[Wave]:
+def make_calls(waves: list[tuple[int, str, int, dict[int, list[Op]]]], piece: int) -> list[Wave]:
     """Make calls of (clock, phase, level, ops by host); a tensor is an output only if another
     host reads it."""
     rows = [(host, ops) for *_, by_host in waves for host, ops in by_host.items()]
