@@ -89,7 +89,7 @@ def test_a_misfit_names_the_block(own: list[nn.Module], head: nn.Module, message
 
 
 def test_a_wrong_auxiliary_block_is_named() -> None:
-    with pytest.raises(UserError, match="auxiliary block .*: gives shape"):
+    with pytest.raises(UserError, match=r"auxiliary block .*: gives shape"):
         network(auxiliary=lambda l, r: nn.Linear(5, 6))
 
 
@@ -108,5 +108,5 @@ def test_fit_learns_and_refuses_unknown_settings() -> None:
     assert (tree(x).argmax(1) == y).float().mean() > 0.9
     with pytest.raises(UserError, match="unknown key learning_rate"):
         fit(tree, x, y, learning_rate=1)
-    with pytest.raises(UserError, match="alpha=2.0: must be at most 1"):
+    with pytest.raises(UserError, match=r"alpha=2\.0: must be at most 1"):
         fit(tree, x, y, alpha=2.0)

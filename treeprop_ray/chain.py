@@ -47,9 +47,9 @@ class ChainHost(Host):
 
     def _do(self, op: Op, held: Held, piece: Piece) -> None:
         if op.verb == "open":
-            x, held["y"] = self._places(piece)
             assert self.boundary is not None
-            held["z0"] = self.boundary.open(x, held["y"], piece)
+            x, y = self._places(piece)
+            held["y"], held["z0"] = y, self.boundary.open(x, y, piece)
         elif op.verb == "ahead":
             held[op.writes[0]] = self._ahead(held[op.reads[0]], piece)
         elif op.verb == "head":

@@ -296,7 +296,7 @@ def _check_groups(schema: type, source: str, layer: DictConfig) -> None:
     """`model=3` is a mistake that omegaconf reports without naming the key."""
     for f in dataclasses.fields(schema):
         if isinstance(f.default_factory, type) and f.name in layer:
-            value = OmegaConf.to_container(layer)[f.name]  # type: ignore[call-overload, index]
+            value = OmegaConf.to_container(layer)[f.name]
             if not isinstance(value, dict):
                 raise UserError(
                     f"{source}{f.name}={value}: is a group of settings; use {f.name}.<key>=…"

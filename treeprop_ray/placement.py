@@ -186,8 +186,8 @@ def check_fits(made: Plan, cluster: Cluster) -> None:
         if sum(slots) < actors:
             raise UserError(
                 f"placement cannot fit: {wants} = {actors * each:g} {kind}s, but the cluster has "
-                f"{cluster}, room for {sum(slots)} actors; lower hosts or {kind.lower()}s_per_actor, "
-                "or use placement=packed"
+                f"{cluster}, room for {sum(slots)} actors; lower hosts or "
+                f"{kind.lower()}s_per_actor, or use placement=packed"
             )
     count = len(cluster.nodes)
     if made.strategy == "STRICT_SPREAD" and actors > count:
@@ -199,7 +199,7 @@ def check_fits(made: Plan, cluster: Cluster) -> None:
 
 
 def stages(tree: Tree, count: int) -> list[list[tuple[int, int]]]:
-    """The chain's blocks (without the head) cut into `count` runs; the last one also has the head."""
+    """The chain's blocks, the head among them, cut into `count` runs."""
     blocks = tree.path_edges(tree.chain)
     bounds = [len(blocks) * k // count for k in range(count + 1)]
     return [blocks[bounds[k] : bounds[k + 1]] for k in range(count)]

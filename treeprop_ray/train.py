@@ -160,6 +160,10 @@ class Trainer:
 
 def build_engine(settings: Settings, data: DataSet, total_steps: int) -> Engine:
     """The engine that the settings name."""
+    if settings.engine == "ray":
+        from treeprop_ray.engine import ray
+
+        return ray.build(settings, data, total_steps)
     from treeprop_ray.engine import local
 
     return local.build(settings, data, total_steps)

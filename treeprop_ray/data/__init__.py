@@ -33,6 +33,15 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """What a model must know of the data."""
+
+    input_shape: tuple[int, ...]
+    classes: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class DataSet:
     """Three splits and how a stored batch becomes the network's input."""
 
@@ -46,7 +55,19 @@ class DataSet:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
+        """Shape of one network input."""
         return tuple(self.prepare(self.train.x[:1]).shape[1:])
+
+    @property
+    def shape(self) -> Shape:
+        """What a model must know of the data."""
+        return Shape(self.input_shape, self.classes, self.dtype)
+
+    @property
+    def batch_counts(self) -> dict[str, int]:
+        """How many evaluation batches each split has."""
+        names = ("train", "validation", "test")
+        return {name: -(-len(self.split(name)) // SCORE_BATCH) for name in names}
 
     @property
     def labels_per_sample(self) -> int:
@@ -62,10 +83,13 @@ class DataSet:
 
     def batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The whole split in order, in large batches."""
+        return (self.score_batch(split, i) for i in range(self.batch_counts[split]))
+
+    def score_batch(self, split: str, index: int) -> tuple[Tensor, Tensor]:
+        """One large batch of a split."""
         chosen = self.split(split)
-        for start in range(0, len(chosen), SCORE_BATCH):
-            part = slice(start, start + SCORE_BATCH)
-            yield self.inputs(chosen.x[part]), chosen.y[part]
+        part = slice(index * SCORE_BATCH, (index + 1) * SCORE_BATCH)
+        return self.inputs(chosen.x[part]), chosen.y[part]
 
 
 class Batches:
@@ -88,6 +112,10 @@ class Batches:
         index = self._order[position * self.batch : (position + 1) * self.batch]
         part = self.data.train.take(index)
         return self.data.inputs(part.x), part.y
+
+    def evaluation(self, split: str, index: int) -> tuple[Tensor, Tensor]:
+        """A batch to score: of a split, or (`split="step"`) the training batch of a step."""
+        return self(index) if split == "step" else self.data.score_batch(split, index)
 
 
 def hold_out(train: Split, share: float, limit: int) -> tuple[Split, Split]:

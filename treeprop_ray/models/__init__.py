@@ -9,10 +9,10 @@ from treeprop_ray.network import Blueprint
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Settings
-    from treeprop_ray.data import DataSet
+    from treeprop_ray.data import DataSet, Shape
 
 
-def blueprint(settings: Settings, data: DataSet) -> Blueprint:
+def blueprint(settings: Settings, data: DataSet | Shape) -> Blueprint:
     """How to make each part of the network that the settings name, for this data."""
     from treeprop_ray.models import mlp
 

@@ -1,0 +1,168 @@
+"""The distributed engine gives the local engine's numbers, bit for bit, wherever nodes live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from treeprop_ray import config, data
+from treeprop_ray.engine import local
+from treeprop_ray.engine import ray as distributed
+from treeprop_ray.engine.base import Engine, StepReport
+
+STEPS = 5
+ROUGH = ["model.activation=tanh", "alpha=1", "beta=0.5", "sigma=0.05", "clip=0.05",
+         "microbatches=3", "objective=node_all_ce"]  # fmt: skip
+PLAIN = ["alpha=1", "beta=0", "objective=node"]
+LITERAL = ["model.activation=tanh", "alpha=0.9", "beta=0.3", "sigma=0.02", "correction=vjp",
+           "mc_samples=2", "microbatches=2", "target_gradient=false"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    from treeprop_ray.engine import runtime
+
+    runtime.start(config.RaySettings(num_cpus=2))
+    yield
+    runtime.stop()
+
+
+def settings_for(N: int, *words: str) -> config.Settings:
+    return config.load(
+        [f"model.blocks={N - 1}", "model.hidden=8", "batch=32", "timeline_steps=1", *words]
+    )
+
+
+def outcome(engine: Engine) -> tuple[list[list[StepReport]], Any]:
+    """Reports of every step and the state after the last."""
+    reports = []
+    for step in range(STEPS):
+        engine.step(step, report=True)
+        reports.append(engine.reports())
+    return reports, engine.state()
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Losses, gradient norms, weights and optimizer state (which holds the gradients) are equal."""
+    for step, (mine, theirs) in enumerate(zip(found[0], expected[0], strict=True)):
+        for attribute in ("losses", "square_norms"):
+            merged: dict[Any, Any] = {}
+            for report in mine:
+                for key, value in getattr(report, attribute).items():
+                    merged.setdefault(key, {}).update(
+                        value if isinstance(value, dict) else {"": value}
+                    )
+            for key, value in getattr(theirs[0], attribute).items():
+                assert merged[key] == (value if isinstance(value, dict) else {"": value}), (
+                    step,
+                    key,
+                )
+    for mine, theirs in zip(found[1], expected[1], strict=True):
+        assert mine.keys() == theirs.keys()
+        for key, value in theirs.items():
+            assert torch.equal(mine[key], value), key
+
+
+def check(N: int, words: list[str], *placement: str) -> None:
+    samples = data.load(config.load([]))
+    oracle = local.build(settings_for(N, *words), samples, 20)
+    expected = outcome(oracle)
+    settings = settings_for(N, *words, "engine=ray", *placement)
+    engine = distributed.build(settings, samples, 20)
+    try:
+        found = outcome(engine)
+        scores = engine.score({"full": engine.tree.chain}, "validation")
+    finally:
+        engine.close()
+    assert_same(found, expected)
+    assert scores == oracle.score({"full": oracle.tree.chain}, "validation")
+
+
+@pytest.mark.parametrize(
+    ("N", "words"), [(2, ROUGH), (3, LITERAL), (5, PLAIN), (8, ROUGH), (13, PLAIN)]
+)
+def test_an_actor_per_node_equals_local(N: int, words: list[str]) -> None:
+    check(N, words, "placement=per_node")
+
+
+@pytest.mark.parametrize(
+    ("N", "words", "hosts"),
+    [
+        (2, PLAIN, 1), (3, ROUGH, 2), (5, ROUGH, 3), (8, PLAIN, 1), (8, LITERAL, 2), (13, ROUGH, 2),
+        (13, LITERAL, 3),
+    ],
+)  # fmt: skip
+def test_packed_hosts_equal_local(N: int, words: list[str], hosts: int) -> None:
+    check(N, words, "placement=packed", f"hosts={hosts}")
+
+
+@pytest.mark.parametrize("words", [ROUGH, [*PLAIN, "model.activation=tanh", "precision=bf16"]])
+def test_direct_transport_equals_local(words: list[str]) -> None:
+    check(8, words, "placement=packed", "hosts=2", "transport=gloo")
+
+
+def test_bf16_travels_as_bf16() -> None:
+    words = [*PLAIN, "model.activation=tanh", "precision=bf16", "sigma=0.01"]
+    check(5, words, "placement=packed", "hosts=2")
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_the_chain_of_actors_equals_backpropagation(hosts: int) -> None:
+    check(8, ["method=bp", "microbatches=4", "clip=0.1"], "placement=packed", f"hosts={hosts}")
+
+
+def test_several_steps_in_flight_change_nothing() -> None:
+    samples = data.load(config.load([]))
+    expected = local.build(settings_for(5, *ROUGH), samples, 20)
+    engine = distributed.build(
+        settings_for(5, *ROUGH, "engine=ray", "hosts=2", "placement=packed", "in_flight=4"),
+        samples,
+        20,
+    )
+    try:
+        for step in range(10):
+            expected.step(step, report=False)
+            engine.step(step, report=False)
+            assert len(engine.driver.flight) <= 4
+        for mine, theirs in zip(engine.state(), expected.state(), strict=True):
+            assert all(torch.equal(mine[k], v) for k, v in theirs.items())
+    finally:
+        engine.close()
+
+
+def test_state_moves_between_engines_and_placements() -> None:
+    """A checkpoint is keyed by edge: saved on two actors, it goes on in none and in three."""
+    samples = data.load(config.load([]))
+    words = [*ROUGH, "engine=ray", "placement=packed"]
+    two = distributed.build(settings_for(8, *words, "hosts=2"), samples, 20)
+    try:
+        for step in range(3):
+            two.step(step, report=False)
+        saved = two.state()
+    finally:
+        two.close()
+    alone = local.build(settings_for(8, *ROUGH), samples, 20)
+    three = distributed.build(settings_for(8, *words, "hosts=3"), samples, 20)
+    try:
+        for engine in (alone, three):
+            engine.load(saved)
+            engine.step(3, report=False)
+        for mine, theirs in zip(three.state(), alone.state(), strict=True):
+            assert all(torch.equal(mine[k], v) for k, v in theirs.items())
+    finally:
+        three.close()
+
+
+def test_no_actor_is_left_after_close() -> None:
+    samples = data.load(config.load([]))
+    engine = distributed.build(settings_for(3, "engine=ray"), samples, 20)
+    engine.close()
+    from ray.util.state import list_actors
+
+    alive = [a for a in list_actors() if a.state == "ALIVE"]
+    assert not alive
+    assert ray.is_initialized()  # it was running before, so it is left running

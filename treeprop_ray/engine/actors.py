@@ -1,0 +1,208 @@
+"""The Ray actor around a host. It runs calls in the order in which the driver submits them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+import torch
+from torch import Tensor
+
+from treeprop_ray.engine import transport
+from treeprop_ray.engine.base import StepReport
+from treeprop_ray.errors import TrainingError
+from treeprop_ray.rule import Piece, cut
+from treeprop_ray.schedule import Call
+from treeprop_ray.tree import Edge
+
+
+class HostLike(Protocol):
+    """What an actor needs of its host: host.Host, chain.ChainHost, or an emulated one."""
+
+    def run(self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]) -> Any: ...
+    def report(self, step: int, norms: bool) -> StepReport: ...
+    def apply(self, step: int, square_norms: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a call ran, for the timeline."""
+
+    name: str
+    phase: str
+    level: int
+    piece: int
+    step: int
+    begin: float  # seconds since the epoch
+    end: float
+
+
+@dataclass(frozen=True)
+class Role:
+    """What an actor is told when it is made."""
+
+    name: str
+    about: str  # shown by the dashboard
+    make_host: Callable[[], HostLike]
+    calls: tuple[Call, ...]  # this host's calls of one step, in order
+    total: int  # places in a batch
+    pieces: int
+    clip: bool
+    direct: bool  # Ray Direct Transport
+    threads: int = 1
+    keep_spans: int = 0
+
+
+class HostActor:
+    """A host in a process of its own."""
+
+    def __init__(self, role: Role) -> None:
+        torch.set_num_threads(role.threads)
+        self.role = role
+        self.host = role.make_host()
+        self.spans: deque[Span] = deque(maxlen=max(1, role.keep_spans))
+        self.sent = 0
+        self.busy = 0.0
+        self._gauges = _Gauges(role.name)
+
+    def __repr__(self) -> str:
+        return f"{self.role.name} {self.role.about}"
+
+    def ready(self) -> str:
+        """Answers when the actor has built its part."""
+        return repr(self)
+
+    def run(self, index: int, step: int, *packets: transport.Packet) -> Any:
+        """One call of the schedule; returns one packet per output (or one for all, when direct)."""
+        call = self.role.calls[index]
+        piece = cut(step, self.role.total, self.role.pieces)[call.piece]
+        begin = time.time()
+        try:
+            out = self.host.run(call, piece, transport.unpack(packets, call.inputs))
+        except TrainingError:
+            raise
+        except Exception as e:
+            where = f"node {', '.join(map(str, call.nodes))}" if call.nodes else "boundary"
+            reason = f"{type(e).__name__}: {e}"
+            raise TrainingError(f"{where}, level {call.level}, step {step}: {reason}") from e
+        end = time.time()
+        self._note(call, step, begin, end, transport.size(out))
+        if self.role.direct:
+            return transport.pack_all(out)
+        packed = transport.pack_each(out)
+        return packed if len(packed) > 1 else (packed[0] if packed else None)
+
+    def report(self, step: int, norms: bool, *_: Any) -> StepReport:
+        """Losses and gradient norms after the backward waves; `_` are the calls it waits for."""
+        return self.host.report(step, norms)
+
+    def apply(self, step: int, *reports: StepReport) -> None:
+        """Optimizer step with the gradient norms of all hosts."""
+        self.host.apply(step, [r.square_norms for r in reports])
+
+    def finish(self, step: int, norms: bool, *_: Any) -> StepReport:
+        """Report and optimizer step in one call, when no global norm is needed."""
+        report = self.host.report(step, norms)
+        self.host.apply(step, None)
+        self._gauges.losses(report)
+        return report
+
+    def _note(self, call: Call, step: int, begin: float, end: float, sent: int) -> None:
+        self.sent += sent
+        self.busy += end - begin
+        self.spans.append(
+            Span(self.role.name, call.phase, call.level, call.piece, step, begin, end)
+        )
+        self._gauges.wave(call, end - begin, self.sent)
+
+    def usage(self) -> tuple[float, int, list[Span]]:
+        """(busy seconds, bytes sent) since the last question, and the last spans."""
+        busy, sent = self.busy, self.sent
+        self.busy, self.sent = 0.0, 0
+        return busy, sent, list(self.spans)
+
+    # -- evaluation and state -------------------------------------------------------------------
+
+    def open_split(self, split: str, index: int) -> Any:
+        """Stem of an evaluation batch: (z_0, y). `split` "step" is the training batch of a step."""
+        host: Any = self.host
+        x, y = host.batch.evaluation(split, index)
+        z_0 = host.through((-1, 0), x)
+        return transport.to_array(z_0), transport.to_array(y)
+
+    def through(self, edges: Sequence[Edge], z: Any) -> Any:
+        """Some blocks in a row, in evaluation mode."""
+        host: Any = self.host
+        state = transport.from_array(z)
+        for edge in edges:
+            state = host.through(edge, state)
+        return transport.to_array(state)
+
+    def score(self, z: Any, y: Any) -> tuple[float, int, int]:
+        """The head's summed loss, correct and all labels."""
+        host: Any = self.host
+        found: tuple[float, int, int] = host.score(transport.from_array(z), transport.from_array(y))
+        return found
+
+    def state(self) -> Any:
+        """Weights and optimizer state of the parts that live here."""
+        host: Any = self.host
+        weights, optimizer = host.state()
+        return tuple({k: transport.to_array(v) for k, v in d.items()} for d in (weights, optimizer))
+
+    def load(self, weights: Any, optimizer: Any) -> None:
+        """Take up a state (all of it or the own part)."""
+        host: Any = self.host
+        host.load(
+            *({k: transport.from_array(v) for k, v in d.items()} for d in (weights, optimizer))
+        )
+
+
+class _Gauges:
+    """Metrics of one actor for the dashboard and Prometheus."""
+
+    def __init__(self, name: str) -> None:
+        from ray.util.metrics import Gauge
+
+        run, _, actor = name.rpartition("/")
+        tags = {"run": run, "actor": actor}
+        self.seconds = Gauge(
+            "treeprop_wave_seconds", "seconds of a level wave", ("run", "actor", "level", "phase")
+        )
+        self.seconds.set_default_tags(tags)
+        self.loss = Gauge(
+            "treeprop_node_loss", "sum of a node's loss terms", ("run", "actor", "node")
+        )
+        self.loss.set_default_tags(tags)
+        self.bytes = Gauge("treeprop_bytes_sent", "bytes sent to other actors", ("run", "actor"))
+        self.bytes.set_default_tags(tags)
+        self._next = 0.0
+
+    def wave(self, call: Call, seconds: float, sent: int) -> None:
+        now = time.monotonic()
+        if now < self._next and call.phase != "forward":
+            return
+        self._next = now + 0.5  # a gauge is read every few seconds; do not spend time on more
+        self.seconds.set(seconds, {"level": str(call.level), "phase": call.phase})
+        self.bytes.set(sent)
+
+    def losses(self, report: StepReport) -> None:
+        for n, terms in report.losses.items():
+            self.loss.set(sum(terms.values()), {"node": str(n)})
+
+
+def actor_class(method: str) -> Any:
+    """HostActor as a Ray actor class; `run` declares its transport when it is direct."""
+    if method == "store":
+        return ray.remote(HostActor)
+
+    class DirectActor(HostActor):
+        @ray.method(tensor_transport=method)  # type: ignore[untyped-decorator]
+        def run(self, index: int, step: int, *packets: transport.Packet) -> Any:
+            return super().run(index, step, *packets)
+
+    return ray.remote(DirectActor)

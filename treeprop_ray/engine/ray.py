@@ -1,0 +1,260 @@
+"""The distributed engine: every tree node (or line of nodes, or chain stage) is a Ray actor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from treeprop_ray.chain import ChainHost
+from treeprop_ray.config import Settings, run_name
+from treeprop_ray.data import Batches, DataSet
+from treeprop_ray.engine import runtime, transport
+from treeprop_ray.engine.actors import HostLike, Role
+from treeprop_ray.engine.base import Score, State, StepReport
+from treeprop_ray.engine.driver import Driver
+from treeprop_ray.host import Host
+from treeprop_ray.network import STEM
+from treeprop_ray.optim import OptimizerRule
+from treeprop_ray.placement import Plan, plan, stages
+from treeprop_ray.rule import Rule
+from treeprop_ray.schedule import one_chain_step, one_step
+from treeprop_ray.tree import Edge, Tree
+
+Parts = Callable[[Sequence[Edge]], dict[Edge, nn.Module]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network, its data and its rules, as recipes that an actor carries out for its share."""
+
+    tree: Tree
+    rule: Rule
+    optimizer: OptimizerRule
+    parts: Parts  # makes the modules of some edges
+    batches: Callable[[], Batches]  # only the boundary calls this
+    stem_trains: bool
+    batch: int
+    splits: Mapping[str, int]  # evaluation batches of each split
+
+
+class RayEngine:
+    """Runs a job on the actors of a plan."""
+
+    def __init__(self, job: Job, settings: Settings, made: Plan, owns_ray: bool = False) -> None:
+        self.job, self.tree, self.plan, self.owns_ray = job, job.tree, made, owns_ray
+        tree_method = settings.method == "tree"
+        self.owner = owners(job.tree, made, tree_method)
+        hosts = len(made.names)
+        if tree_method:
+            calls = one_step(
+                job.tree, job.rule, made.layout, job.stem_trains, settings.microbatches
+            )
+        else:
+            calls = one_chain_step(hosts, job.stem_trains, settings.microbatches)
+        copies = job.rule.mc_samples if tree_method else 1
+        roles = []
+        for index, name in enumerate(made.names):
+            mine = tuple(c for c in calls if c.host == index)
+            roles.append(
+                Role(
+                    name=name,
+                    about=describe(job.tree, made, index, tree_method),
+                    make_host=partial(make_host, job, settings, made, index, self.owner),
+                    calls=mine,
+                    total=job.batch * copies,
+                    pieces=settings.microbatches,
+                    clip=job.optimizer.clip > 0,
+                    direct=settings.transport != "store",
+                    threads=settings.threads,
+                    keep_spans=len(mine) * settings.timeline_steps,
+                )
+            )
+        self.driver = Driver(
+            made, roles, calls, job.optimizer.clip > 0, settings.in_flight, settings.transport
+        )
+        self.boundary = self.driver.actors[0]
+
+    def step(self, step: int, report: bool) -> None:
+        self.driver.step(step, report)
+
+    def reports(self) -> list[StepReport]:
+        return self.driver.wait()
+
+    # -- evaluation: the batch goes through the actors that own the blocks ---------------------
+
+    def score(self, paths: Mapping[str, Sequence[int]], split: str) -> dict[str, Score]:
+        count = self.job.splits[split]
+        return self._score(paths, [(split, i) for i in range(count)])
+
+    def clean_loss(self, path: Sequence[int], step: int) -> float:
+        return self._score({"": path}, [("step", step)])[""].loss
+
+    def _score(
+        self, paths: Mapping[str, Sequence[int]], batches: Sequence[tuple[str, int]]
+    ) -> dict[str, Score]:
+        head = self.driver.actors[self.owner[self.tree.head]]
+        edges = {name: self.tree.path_edges(path)[:-1] for name, path in paths.items()}
+        asked: dict[str, list[Any]] = {name: [] for name in paths}
+        for split, index in batches:
+            z_0, y = self.boundary.open_split.options(num_returns=2).remote(split, index)
+            states: dict[tuple[Edge, ...], Any] = {(): z_0}
+            for name, along in edges.items():
+                for k in range(1, len(along) + 1):
+                    key = tuple(along[:k])
+                    if key not in states:
+                        actor = self.driver.actors[self.owner[along[k - 1]]]
+                        states[key] = actor.through.remote([along[k - 1]], states[key[:-1]])
+                asked[name].append(head.score.remote(states[tuple(along)], y))
+        out = {}
+        for name, refs in asked.items():
+            found = self.driver.get(refs)
+            labels = sum(n for _, _, n in found)
+            out[name] = Score(
+                sum(loss for loss, _, _ in found) / labels, sum(r for _, r, _ in found) / labels
+            )
+        return out
+
+    # -- state ------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        self.driver.wait()
+        weights: dict[str, Tensor] = {}
+        optimizer: dict[str, Tensor] = {}
+        for w, o in self.driver.get([a.state.remote() for a in self.driver.actors]):
+            weights.update({k: _tensor(v) for k, v in w.items()})
+            optimizer.update({k: _tensor(v) for k, v in o.items()})
+        return dict(sorted(weights.items())), dict(sorted(optimizer.items()))
+
+    def load(self, state: State) -> None:
+        packed = [{k: transport.to_array(v) for k, v in part.items()} for part in state]
+        self.driver.get([a.load.remote(*packed) for a in self.driver.actors])
+
+    def usage(self) -> list[tuple[float, int, Any]]:
+        """Per actor: busy seconds and bytes sent since the last question, and its last spans."""
+        self.driver.wait()
+        return self.driver.get([a.usage.remote() for a in self.driver.actors])
+
+    def close(self) -> None:
+        self.driver.close()
+        if self.owns_ray:
+            runtime.stop()
+
+
+def _tensor(value: Any) -> Tensor:
+    found = transport.from_array(value)
+    assert found is not None
+    return found
+
+
+def owners(tree: Tree, made: Plan, tree_method: bool) -> dict[Edge, int]:
+    """The host of every edge; stem and head live at the boundary (a chain's head at its end)."""
+    if not tree_method:
+        cuts = stages(tree, len(made.names))
+        return {STEM: 0, **{edge: k for k, cut in enumerate(cuts) for edge in cut}}
+    at, owner = made.layout.host_of, {STEM: made.layout.boundary, tree.head: made.layout.boundary}
+    for node in tree.nodes.values():
+        owner[node.left] = at[node.n]
+        if not tree.is_spine(node):
+            owner[node.right] = at[node.n]
+    return owner
+
+
+def make_host(
+    job: Job, settings: Settings, made: Plan, index: int, owner: Mapping[Edge, int]
+) -> HostLike:
+    """Build an actor's share; runs inside the actor."""
+    edges = [edge for edge, host in owner.items() if host == index]
+    parts = job.parts(edges)
+    batch = job.batches() if index == made.layout.boundary else None
+    common = (batch, job.stem_trains, made.device, settings.precision)
+    if settings.method != "tree":
+        cut = stages(job.tree, len(made.names))[index]
+        return ChainHost(job.tree, job.rule, job.optimizer, parts, cut, *common)
+    nodes = [n for n, host in made.layout.host_of.items() if host == index]
+    return Host(job.tree, job.rule, job.optimizer, parts, nodes, *common)
+
+
+def describe(tree: Tree, made: Plan, index: int, tree_method: bool) -> str:
+    """What an actor is, for the dashboard: level and interval of its nodes."""
+    if not tree_method:
+        cut = stages(tree, len(made.names))[index]
+        return f"blocks {cut[0][0]}..{cut[-1][1]}" if cut else "no block"
+    nodes = [tree.nodes[n] for n, host in made.layout.host_of.items() if host == index]
+    about = [f"node {n.n} level {n.level} ({n.l}, {n.r})" for n in nodes]
+    return "; ".join((["stem, head"] if index == made.layout.boundary else []) + about)
+
+
+def parts_from_settings(
+    settings: Settings, shape: Any, edges: Sequence[Edge]
+) -> dict[Edge, nn.Module]:
+    """Fresh modules of some edges; each depends on (seed, edge) only."""
+    from treeprop_ray.models import blueprint
+
+    plan_ = blueprint(settings, shape)
+    return {edge: plan_.build(edge, settings.seed, shape.dtype) for edge in edges}
+
+
+def batches_from_settings(settings: Settings) -> Batches:
+    """Load the data where the boundary lives."""
+    from treeprop_ray.data import load
+
+    return Batches(load(settings), settings.batch, settings.seed)
+
+
+def build(settings: Settings, data: DataSet, total_steps: int) -> RayEngine:
+    """Start or join Ray, plan, and make the actors."""
+    from treeprop_ray.models import blueprint
+
+    shape = data.shape
+    print_ = blueprint(settings, shape)
+    tree = Tree(print_.N, settings.split)
+    stem = print_.build(STEM, settings.seed)
+    job = Job(
+        tree=tree,
+        rule=Rule.of(settings, print_.family, data.labels_per_sample),
+        optimizer=OptimizerRule.of(settings, total_steps),
+        parts=partial(parts_from_settings, settings, shape),
+        batches=partial(batches_from_settings, settings),
+        stem_trains=any(p.requires_grad for p in stem.parameters()),
+        batch=settings.batch,
+        splits=data.batch_counts,
+    )
+    return launch(job, settings)
+
+
+def launch(job: Job, settings: Settings) -> RayEngine:
+    """Start or join Ray and run the job there."""
+    owns = runtime.start(settings.ray)
+    try:
+        made = plan(settings, job.tree, runtime.cluster(), run_name(settings))
+        return RayEngine(job, settings, made, owns)
+    except BaseException:
+        if owns:
+            runtime.stop()
+        raise
+
+
+def plan_table(settings: Settings, made: Plan, tree: Tree, parameters: Mapping[Edge, int]) -> str:
+    """Node, level, actor, device, parameters: what --cfg shows."""
+    owner = owners(tree, made, settings.method == "tree")
+    lines = [f"{'node':>6} {'level':>5}  {'actor':<28} {'device':<14} {'parameters':>12}"]
+
+    def row(node: str, level: str, host: int, edges: Sequence[Edge]) -> str:
+        device = f"{made.gpus:g} GPU" if made.gpus else f"{made.cpus:g} CPU"
+        count = sum(parameters[e] for e in edges if owner[e] == host)
+        return f"{node:>6} {level:>5}  {made.names[host]:<28} {device:<14} {count:>12,}"
+
+    if settings.method != "tree":
+        for k, cut in enumerate(stages(tree, len(made.names))):
+            edges = [STEM, *cut] if k == 0 else cut
+            lines.append(row(f"{cut[0][0]}-{cut[-1][1]}" if cut else "-", "-", k, edges))
+        return "\n".join(lines)
+    lines.append(row("edge", "0", made.layout.boundary, [STEM, tree.head]))
+    for node in sorted(tree.nodes.values(), key=lambda n: (n.level, n.n)):
+        edges = [node.left] if tree.is_spine(node) else [node.left, node.right]
+        lines.append(row(str(node.n), str(node.level), made.layout.host_of[node.n], edges))
+    return "\n".join(lines)

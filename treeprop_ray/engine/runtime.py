@@ -1,0 +1,66 @@
+"""Ray itself: a local one of our own on loopback, or a cluster that is left running."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from treeprop_ray.config import RaySettings
+from treeprop_ray.errors import UserError
+from treeprop_ray.placement import Cluster
+
+# Ray reads these when it is imported.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # keep 127.0.0.1 as it is
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+
+
+def start(settings: RaySettings) -> bool:
+    """Connect or start Ray; returns whether `stop` should end it."""
+    import ray
+
+    if ray.is_initialized():
+        return False
+    address = settings.address or os.environ.get("RAY_ADDRESS", "")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address:
+        try:
+            ray.init(address=address, **quiet)
+        except Exception as e:
+            reason = (str(e).splitlines() or [repr(e)])[0]
+            raise UserError(f"ray.address={address}: cannot connect: {reason}") from e
+        return True
+    ray.init(
+        num_cpus=settings.num_cpus or None,
+        include_dashboard=settings.dashboard,
+        dashboard_host="127.0.0.1",
+        _node_ip_address="127.0.0.1",
+        **quiet,
+    )
+    return True
+
+
+def stop() -> None:
+    """End the local Ray, or leave the cluster that we had joined."""
+    import ray
+
+    ray.shutdown()
+
+
+def cluster() -> Cluster:
+    """What the running Ray has."""
+    import ray
+
+    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    return Cluster(tuple((n.get("CPU", 0.0), n.get("GPU", 0.0)) for n in nodes))
+
+
+def guess_cluster(settings: RaySettings) -> Cluster:
+    """What a local Ray would have, without starting one."""
+    import torch
+
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return Cluster(((float(settings.num_cpus or cores), float(torch.cuda.device_count())),))

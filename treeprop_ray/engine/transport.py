@@ -1,0 +1,58 @@
+"""How tensors travel between actors.
+
+`store` (default): numpy arrays in Ray's object store. Arrays of 100 kB and more land in shared
+memory and are read there without a copy, so what arrives must never be written to. bfloat16 has
+no numpy type and travels as its int16 bits. `gloo`, `nccl`, `nixl`: Ray Direct Transport; tensors
+stay tensors and move from actor to actor.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Packet = dict[str, Any]  # tensors by name, in travelling form
+
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+def to_array(t: Tensor | None) -> Any:
+    """A tensor in travelling form for the object store."""
+    if t is None:
+        return None
+    t = t.detach().cpu().contiguous()
+    return (t.view(torch.int16).numpy(), "bf16") if t.dtype == torch.bfloat16 else t.numpy()
+
+
+def from_array(value: Any) -> Tensor | None:
+    """Back from travelling form; shares memory with the object store: read only."""
+    if value is None or isinstance(value, Tensor):
+        return value
+    if isinstance(value, tuple):
+        return torch.from_numpy(value[0]).view(torch.bfloat16)
+    return torch.from_numpy(value)
+
+
+def pack_each(tensors: Mapping[str, Tensor | None]) -> list[Packet]:
+    """One packet per tensor, so that a reader fetches only what it needs."""
+    return [{name: to_array(t)} for name, t in tensors.items()]
+
+
+def pack_all(tensors: Mapping[str, Tensor | None]) -> Packet:
+    """One packet of tensors, for Ray Direct Transport (one return value per call)."""
+    return {name: None if t is None else t.detach() for name, t in tensors.items()}
+
+
+def unpack(packets: Iterable[Packet], names: Iterable[str]) -> dict[str, Tensor | None]:
+    """The named tensors out of the packets that arrived."""
+    arrived = {name: value for packet in packets for name, value in packet.items()}
+    return {name: from_array(arrived[name]) for name in names}
+
+
+def size(tensors: Mapping[str, Tensor | None]) -> int:
+    """Bytes of some tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors.values() if t is not None)
