@@ -38,18 +38,21 @@ def test_every_input_was_produced_before(
 ) -> None:
     tree, rule, layout, stem_trains = case
     sent: set[tuple[int, str]] = set()
+    packets: dict[tuple[int, str], tuple[str, ...]] = {}
     held: set[tuple[int, int, str]] = set()
     for call in one_step(tree, rule, layout, stem_trains, pieces):
         for name in call.inputs:
             assert (call.piece, name) in sent
-            held.add((call.host, call.piece, name))
+            held.update((call.host, call.piece, fellow) for fellow in packets[call.piece, name])
         for op in call.ops:
             for name in op.reads:
                 assert (call.host, call.piece, name) in held
             held.update((call.host, call.piece, name) for name in op.writes)
-        for name in call.outputs:
-            assert (call.host, call.piece, name) in held
-            sent.add((call.piece, name))
+        for packet in call.packets:
+            for name in packet:
+                assert (call.host, call.piece, name) in held
+                sent.add((call.piece, name))
+                packets[call.piece, name] = packet
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,6 +1,8 @@
 """Measure: every benchmark compares things in one run and prints the ratio.
 
     python -m treeprop_ray.bench step                   # local TreeProp step over a BP step
+    python -m treeprop_ray.bench step engine=ray        # two actors against one process
+    python -m treeprop_ray.bench span                   # level waves against a chain of actors
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """
@@ -13,14 +15,16 @@ from dataclasses import dataclass
 
 from treeprop_ray import cli, config
 from treeprop_ray.config import opt
-from treeprop_ray.errors import UserError
 
 
 @dataclass
 class BenchSettings:
     """Settings of the bench command."""
 
-    bench: str = opt("step", "which benchmark (the first word of the command)", choices=["step"])
+    bench: str = opt(
+        "step", "which benchmark (the first word of the command)", choices=["step", "span"]
+    )
+    engine: str = opt("local", "step: one process or Ray actors", choices=["local", "ray"])
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
     out: str = opt("results", "folder for the table")
@@ -35,12 +39,18 @@ def load(words: Sequence[str]) -> BenchSettings:
 
 def run(settings: BenchSettings) -> None:
     """The bench command."""
-    from treeprop_ray.benchmarks import step
+    if settings.bench == "span":
+        from treeprop_ray.benchmarks import span
 
-    benches = {"step": step.run}
-    if settings.bench not in benches:
-        raise UserError(f"bench={settings.bench}: one of {', '.join(benches)}")
-    benches[settings.bench](settings)
+        span.run(settings)
+    elif settings.engine == "ray":
+        from treeprop_ray.benchmarks import step_ray
+
+        step_ray.run(settings)
+    else:
+        from treeprop_ray.benchmarks import step
+
+        step.run(settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -50,8 +50,8 @@ class Op:
 class Call:
     """One call of one host: the ops of all its nodes of `level`, for one piece of the batch.
 
-    inputs come from other hosts, outputs are needed by other hosts; what stays inside a host is
-    not listed.
+    inputs come from other hosts; packets hold what other hosts need, tensors with the same
+    readers together. What stays inside a host is not listed.
     """
 
     phase: str  # stem | forward | head | settle | backward | stem_backward
@@ -60,8 +60,13 @@ class Call:
     piece: int
     ops: tuple[Op, ...]
     inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    packets: tuple[tuple[str, ...], ...]
     last: bool  # the host's last call for this piece: it may forget the piece's tensors
+
+    @property
+    def outputs(self) -> list[str]:
+        """All tensors that travel."""
+        return [name for packet in self.packets for name in packet]
 
     @property
     def nodes(self) -> list[int]:
@@ -199,20 +204,26 @@ def make_calls(waves: list[tuple[int, str, int, dict[int, list[Op]]]], piece: in
             for name in op.reads:
                 readers.setdefault(name, set()).add(host)
     final = {host: id(ops) for host, ops in rows}
+    fellows: dict[str, tuple[str, ...]] = {}  # the packet of a tensor
     arrived: set[tuple[int, str]] = set()  # a host keeps what it has received for later calls
     out = []
     for clock, phase, level, by_host in waves:
         calls = []
         for host, ops in by_host.items():
             reads = dict.fromkeys(name for op in ops for name in op.reads)
-            inputs = [r for r in reads if maker[r] != host and (host, r) not in arrived]
-            arrived.update((host, r) for r in inputs)
-            writes = [name for op in ops for name in op.writes]
-            outputs = [w for w in writes if readers.get(w, set()) - {host}]
+            inputs = []
+            for name in reads:
+                if maker[name] != host and (host, name) not in arrived:
+                    inputs.append(name)
+                    arrived.update((host, fellow) for fellow in fellows[name])
+            groups: dict[frozenset[int], list[str]] = {}
+            for name in (name for op in ops for name in op.writes):
+                if others := readers.get(name, set()) - {host}:
+                    groups.setdefault(frozenset(others), []).append(name)
+            packets = tuple(tuple(group) for group in groups.values())
+            fellows.update({name: packet for packet in packets for name in packet})
             last = final[host] == id(ops)
-            calls.append(
-                Call(phase, level, host, piece, tuple(ops), tuple(inputs), tuple(outputs), last)
-            )
+            calls.append(Call(phase, level, host, piece, tuple(ops), tuple(inputs), packets, last))
         out.append((clock, calls))
     return out
 

@@ -61,6 +61,10 @@ class HostActor:
     """A host in a process of its own."""
 
     def __init__(self, role: Role) -> None:
+        self.become(role)
+
+    def become(self, role: Role) -> None:
+        """Take up a role: build the host from scratch."""
         torch.set_num_threads(role.threads)
         self.role = role
         self.host = role.make_host()
@@ -82,7 +86,7 @@ class HostActor:
         piece = cut(step, self.role.total, self.role.pieces)[call.piece]
         begin = time.time()
         try:
-            out = self.host.run(call, piece, transport.unpack(packets, call.inputs))
+            out = self.host.run(call, piece, transport.unpack(packets))
         except TrainingError:
             raise
         except Exception as e:
@@ -92,8 +96,8 @@ class HostActor:
         end = time.time()
         self._note(call, step, begin, end, transport.size(out))
         if self.role.direct:
-            return transport.pack_all(out)
-        packed = transport.pack_each(out)
+            return transport.pack_direct(out)
+        packed = transport.pack(out, call.packets)
         return packed if len(packed) > 1 else (packed[0] if packed else None)
 
     def report(self, step: int, norms: bool, *_: Any) -> StepReport:

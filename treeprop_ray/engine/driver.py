@@ -81,10 +81,18 @@ class Driver:
         counters = [0] * len(self.actors)
         self.bound = []
         for call in self.calls:
-            returns = 1 if self.direct else max(1, len(call.outputs))
+            returns = 1 if self.direct else max(1, len(call.packets))
             method = self.actors[call.host].run.options(num_returns=returns)
             self.bound.append((method, counters[call.host], call))
             counters[call.host] += 1
+
+    def become(self, roles: Sequence[Role], calls: Sequence[Call]) -> None:
+        """Give the same actors other roles."""
+        self.wait()
+        pairs = zip(self.actors, roles, strict=True)
+        self._get([actor.become.remote(role) for actor, role in pairs])
+        self.calls = calls
+        self._bind()
 
     @property
     def calls_per_step(self) -> int:
@@ -100,8 +108,9 @@ class Driver:
             out = method.remote(index, step, *packets)
             refs = out if isinstance(out, list) else [out]
             tail[call.host] = refs[0]
-            for k, name in enumerate(call.outputs):
-                where[call.piece, name] = refs[0 if self.direct else k]
+            for k, packet in enumerate(call.packets):
+                ref = refs[0 if self.direct else k]
+                where.update({(call.piece, name): ref for name in packet})
         if self.direct:
             tail = [None] * len(self.actors)  # a direct tensor must not be passed on needlessly
         # a host whose last call failed must not step its optimizer: `tail` makes it wait and fail

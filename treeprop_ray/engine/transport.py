@@ -37,20 +37,19 @@ def from_array(value: Any) -> Tensor | None:
     return torch.from_numpy(value)
 
 
-def pack_each(tensors: Mapping[str, Tensor | None]) -> list[Packet]:
-    """One packet per tensor, so that a reader fetches only what it needs."""
-    return [{name: to_array(t)} for name, t in tensors.items()]
+def pack(tensors: Mapping[str, Tensor | None], groups: Iterable[Iterable[str]]) -> list[Packet]:
+    """One packet for each group of tensors, so that a reader fetches only what it needs."""
+    return [{name: to_array(tensors[name]) for name in group} for group in groups]
 
 
-def pack_all(tensors: Mapping[str, Tensor | None]) -> Packet:
+def pack_direct(tensors: Mapping[str, Tensor | None]) -> Packet:
     """One packet of tensors, for Ray Direct Transport (one return value per call)."""
     return {name: None if t is None else t.detach() for name, t in tensors.items()}
 
 
-def unpack(packets: Iterable[Packet], names: Iterable[str]) -> dict[str, Tensor | None]:
-    """The named tensors out of the packets that arrived."""
-    arrived = {name: value for packet in packets for name, value in packet.items()}
-    return {name: from_array(arrived[name]) for name in names}
+def unpack(packets: Iterable[Packet]) -> dict[str, Tensor | None]:
+    """The tensors of the packets that arrived."""
+    return {name: from_array(value) for packet in packets for name, value in packet.items()}
 
 
 def size(tensors: Mapping[str, Tensor | None]) -> int:

@@ -1,0 +1,200 @@
+"""bench span: level waves against a chain of actors, on emulated devices.
+
+Emulated: a block application is a sleep of t and tensors are a few bytes. Real: driver, schedule,
+placement, actors, futures, object store, order of calls. Four host actors stand for as many
+devices as the tree wants (nodes of one level in one host sleep at the same time), so the figures
+show what Ray and the driver add to the critical path, not what a GPU computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from treeprop_ray.benchmarks import markdown, write_table
+from treeprop_ray.config import RaySettings
+from treeprop_ray.engine import runtime
+from treeprop_ray.engine.actors import Role
+from treeprop_ray.engine.base import StepReport
+from treeprop_ray.engine.driver import Driver
+from treeprop_ray.placement import Plan, pack
+from treeprop_ray.rule import Piece, Rule
+from treeprop_ray.schedule import Call, Layout, one_chain_step, one_step
+from treeprop_ray.tree import Tree, ideal_span
+
+if TYPE_CHECKING:
+    from treeprop_ray.bench import BenchSettings
+
+HOSTS = 4
+
+
+class EmulatedHost:
+    """Sleeps instead of computing.
+
+    `paper` counts as the paper does: a node's forward is one unit and its backward is one unit.
+    `strict` counts every block application: the right block's forward and backward (two units)
+    run beside the next level and must be done before the node's own backward.
+    """
+
+    def __init__(self, seconds: float, counting: str, blocks: int) -> None:
+        self.seconds, self.strict, self.blocks = seconds, counting == "strict", blocks
+        self.due: dict[tuple[int, int], float] = {}
+
+    def run(
+        self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]
+    ) -> dict[str, Tensor]:
+        """One unit for the forward of all nodes of the call, one for their backward."""
+        verbs = {op.verb for op in call.ops}
+        if "ahead" in verbs:  # a chain stage: its blocks one after the other
+            time.sleep(self.seconds * self.blocks)
+        if "lift" in verbs:
+            time.sleep(self.seconds)
+        for op in call.ops:
+            if op.verb in ("answer", "head") and self.strict:
+                self.due[piece.index, op.n] = time.perf_counter() + 2 * self.seconds
+        if "back" in verbs:
+            time.sleep(self.seconds * self.blocks)
+        if "backward" in verbs:
+            waits = [
+                self.due.pop((piece.index, op.n), 0.0) for op in call.ops if op.verb == "backward"
+            ]
+            time.sleep(max(0.0, max(waits) - time.perf_counter()) + self.seconds)
+        return {name: torch.zeros(1) for name in call.outputs}
+
+    def report(self, step: int, norms: bool) -> StepReport:
+        """Nothing to tell."""
+        return StepReport()
+
+    def apply(self, step: int, square_norms: Any) -> None:
+        """Nothing to update."""
+
+
+class Emulation:
+    """HOSTS actors whose roles change from one measurement to the next."""
+
+    def __init__(self) -> None:
+        self.driver: Driver | None = None
+
+    def seconds(
+        self, calls: Sequence[Call], t: float, counting: str, blocks: int, steps: int
+    ) -> float:
+        """Seconds per step over `steps` steps, submitted two ahead."""
+        names = tuple(f"span/host-{h}" for h in range(HOSTS))
+        roles = [
+            Role(
+                name=name,
+                about="emulated",
+                make_host=partial(EmulatedHost, t, counting, blocks),
+                calls=tuple(c for c in calls if c.host == host),
+                total=1,
+                pieces=1,
+                clip=False,
+                direct=False,
+            )
+            for host, name in enumerate(names)
+        ]
+        if self.driver is None:
+            plan = Plan(Layout({}), names, 0.01, 0.0)
+            self.driver = Driver(plan, roles, calls, clip=False, in_flight=2, transport="store")
+        else:
+            self.driver.become(roles, calls)
+        self.driver.step(0, False)
+        self.driver.wait()
+        began = time.perf_counter()
+        for step in range(1, steps + 1):
+            self.driver.step(step, False)
+        self.driver.wait()
+        return (time.perf_counter() - began) / steps
+
+    def tree(self, N: int, t: float, counting: str) -> float:
+        """A TreeProp step with N blocks of t seconds."""
+        tree = Tree(N)
+        calls = one_step(tree, Rule(objective="node_all_ce"), pack(tree, HOSTS), True)
+        return self.seconds(calls, t, counting, 0, steps=6)
+
+    def chain(self, N: int, t: float) -> float:
+        """A backpropagation step over a chain of HOSTS stages with N / HOSTS blocks each."""
+        return self.seconds(one_chain_step(HOSTS, True), t, "paper", N // HOSTS, steps=2)
+
+
+def run(bench: BenchSettings) -> None:
+    """N = 8 .. 128, t = 5, 20, 50 ms."""
+    rows = []
+    runtime.start(RaySettings())
+    emulation = Emulation()
+    try:
+        for t in (0.005, 0.02, 0.05):
+            for N in (8, 16, 32, 64, 128):
+                rows.append(row_of(emulation, N, t))
+                print(markdown(rows[-1:]).splitlines()[-1], flush=True)
+    finally:
+        if emulation.driver:
+            emulation.driver.close()
+        runtime.stop()
+    table = write_table(bench.out, "bench_span", "Span on emulated devices", rows, NOTES)
+    figure(rows, Path(bench.out) / "bench_span.png")
+    print(f"{table}\nwrote bench_span.md, .csv and .png to {bench.out}")
+
+
+def row_of(emulation: Emulation, N: int, t: float) -> dict[str, Any]:
+    """One line of the table."""
+    chain = emulation.chain(N, t)
+    row: dict[str, Any] = {"N": N, "t (ms)": round(1000 * t), "chain (ms)": 1000 * chain}
+    for short, counting, ideal in (
+        ("", "paper", ideal_span(N)),
+        (", strict", "strict", N / (Tree(N).depth + 1)),
+    ):
+        seconds = emulation.tree(N, t, counting)
+        row[f"tree (ms){short}"] = 1000 * seconds
+        row[f"speed-up{short}"] = chain / seconds
+        row[f"ideal{short}"] = ideal
+        row[f"reached (%){short}"] = round(100 * chain / seconds / ideal)
+    assert emulation.driver is not None
+    row["calls per step"] = emulation.driver.calls_per_step
+    return row
+
+
+NOTES = [
+    "**Emulated**: a block application is a sleep of t; tensors are four bytes. Real: driver, "
+    f"schedule, placement on {HOSTS} host actors, futures, the order of calls. Nodes of one "
+    "level in one host sleep at the same time, as on N / 2 devices.",
+    "",
+    "`speed-up` counts as the paper does: a node's forward is one unit, its backward one unit; "
+    "ideal N / D. `strict` counts every block application: the right block's forward and "
+    "backward run beside the next level (two more units at the finest level); ideal "
+    "N / (D + 1). Chain: backpropagation over the same actors, 2 N units.",
+]
+
+
+def figure(rows: Sequence[Mapping[str, Any]], target: Path) -> None:
+    """Measured speed-up over N for each t, beside the ideal."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    fig, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for ax, short, title in zip(
+        axes, ("", ", strict"), ("paper's counting", "strict"), strict=True
+    ):
+        sizes = sorted({row["N"] for row in rows})
+        for t in sorted({row["t (ms)"] for row in rows}):
+            mine = [row[f"speed-up{short}"] for row in rows if row["t (ms)"] == t]
+            ax.plot(sizes, mine, marker="o", label=f"t = {t} ms")
+        first = [row for row in rows if row["t (ms)"] == rows[0]["t (ms)"]]
+        ax.plot(sizes, [row[f"ideal{short}"] for row in first], "k--", label="ideal")
+        ax.set(xscale="log", xlabel="blocks N", title=title)
+        ax.set_xticks(sizes, [str(n) for n in sizes])
+        ax.grid(alpha=0.3)
+        ax.legend()
+    axes[0].set_ylabel("step time: chain of actors / TreeProp waves")
+    fig.suptitle("Emulated devices: a block application is a sleep of t")
+    fig.tight_layout()
+    fig.savefig(target, dpi=120)
+    plt.close(fig)
