@@ -161,8 +161,5 @@ def test_no_actor_is_left_after_close() -> None:
     samples = data.load(config.load([]))
     engine = distributed.build(settings_for(3, "engine=ray"), samples, 20)
     engine.close()
-    from ray.util.state import list_actors
-
-    alive = [a for a in list_actors() if a.state == "ALIVE"]
-    assert not alive
+    assert not [a for a in ray._private.state.actors().values() if a["State"] == "ALIVE"]
     assert ray.is_initialized()  # it was running before, so it is left running

@@ -38,8 +38,8 @@ def main(
         settings = load([w for w in words if not w.startswith("-")])
         if flags:
             print(to_yaml(settings), end="")
-            if show:
-                print(show(settings))
+            if show and (more := show(settings)):
+                print(more)
             return DONE
         return run(settings) or DONE
     except UserError as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 from treeprop_ray import config
 from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches, DataSet, Split
+from treeprop_ray.engine.base import Engine, StepReport
 from treeprop_ray.engine.local import LocalEngine, pick_device
 from treeprop_ray.errors import UserError
-from treeprop_ray.network import TreeNetwork
+from treeprop_ray.network import TreeNetwork, edge_name
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.progress import Bar
 from treeprop_ray.rule import Rule
@@ -30,28 +32,65 @@ def fit(network: TreeNetwork, x: Tensor, y: Tensor, **settings: Any) -> TreeNetw
     if len(x) != len(y):
         raise UserError(f"x has {len(x)} samples, y has {len(y)} labels; must be the same number")
     split = Split(x, y)
-    data = DataSet("own", split, split, split, int(y.max()) + 1, lambda x: x, x.dtype)
+    data = DataSet("own", split, split, split, int(y.max()) + 1, torch.Tensor.clone, x.dtype)
     batches = Batches(data, chosen.batch, chosen.seed)
     steps = chosen.steps or chosen.epochs * batches.per_epoch
-    torch.set_num_threads(chosen.threads)
-    engine = LocalEngine(
+    engine = engine_for(network, chosen, batches, steps)
+    try:
+        with Bar("fit", steps) as bar:
+            for step in range(steps):
+                ends = (step + 1) % batches.per_epoch == 0
+                engine.step(step, report=ends)
+                bar.advance()
+                if ends:
+                    bar.line(f"epoch {(step + 1) // batches.per_epoch}  {brief(engine.reports())}")
+        weights, _ = engine.state()
+    finally:
+        engine.close()
+    for edge, module in network.cpu().parts().items():
+        prefix = edge_name(edge) + "/"
+        mine = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+        if mine:  # backpropagation has no auxiliary blocks
+            module.load_state_dict(mine)
+    return network
+
+
+def engine_for(network: TreeNetwork, settings: Settings, batches: Batches, steps: int) -> Engine:
+    """The engine that the settings name, over the modules of `network`."""
+    rule = Rule.of(settings, network.family, batches.data.labels_per_sample)
+    optimizer = OptimizerRule.of(settings, steps)
+    if settings.engine == "ray":
+        from treeprop_ray.engine import ray
+
+        parts = network.parts()
+        job = ray.Job(
+            tree=network.tree,
+            rule=rule,
+            optimizer=optimizer,
+            parts=lambda edges: {edge: parts[edge] for edge in edges},
+            batches=lambda: batches,
+            stem_trains=any(p.requires_grad for p in network.stem.parameters()),
+            batch=settings.batch,
+            splits=batches.data.batch_counts,
+        )
+        return ray.launch(job, settings)
+    torch.set_num_threads(settings.threads)
+    return LocalEngine(
         network,
-        Rule.of(chosen, network.family, data.labels_per_sample),
-        OptimizerRule.of(chosen, steps),
+        rule,
+        optimizer,
         batches,
-        chosen.microbatches,
-        pick_device(chosen.device),
-        chosen.precision,
+        settings.microbatches,
+        pick_device(settings.device),
+        settings.precision,
+        settings.method,
     )
-    with Bar("fit", steps) as bar:
-        for step in range(steps):
-            engine.step(step, report=False)
-            bar.advance()
-            if (step + 1) % batches.per_epoch == 0:
-                ce = engine.reports()[0].losses[network.tree.spine[-1].n]["ce"]
-                epoch = (step + 1) // batches.per_epoch
-                bar.line(f"epoch {epoch}/{chosen.epochs}  cross-entropy {ce:.4f}")
-    return network.cpu()
+
+
+def brief(reports: Sequence[StepReport]) -> str:
+    """The cross-entropies of the last batch, coarsest prediction first."""
+    found = {n: v["ce"] for r in reports for n, v in r.losses.items() if "ce" in v}
+    return "cross-entropy " + " ".join(f"{found[n]:.4f}" for n in sorted(found))
 
 
 def read_settings(network: TreeNetwork, given: dict[str, Any]) -> Settings:

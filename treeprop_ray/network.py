@@ -41,6 +41,11 @@ class Blueprint:
                 module = self.head() if edge[1] == self.N else self.block(*edge)
         return module.to(dtype)
 
+    def count_parameters(self, edge: Edge) -> int:
+        """Numbers in the block of an edge; nothing is allocated."""
+        with torch.device("meta"):
+            return count_parameters(self.build(edge, 0))
+
 
 class TreeNetwork(nn.Module):
     """All blocks of a tree in one module, keyed by edge."""

@@ -57,11 +57,7 @@ class Plan:
     cpus: float
     gpus: float
     strategy: str = "PACK"
-
-    @property
-    def device(self) -> str:
-        """The torch device inside each actor: Ray shows an actor only its own GPU."""
-        return "cuda" if self.gpus > 0 else "cpu"
+    device: str = "cpu"  # inside each actor; Ray shows an actor only its own GPU
 
     @property
     def bundles(self) -> list[dict[str, float]]:
@@ -146,7 +142,8 @@ def plan(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:
         layout = pack(tree, actors)
         names = tuple(f"{run}/host-{h}" for h in range(actors))
     cpus, gpus = resources(settings, actors, cluster)
-    made = Plan(layout, names, cpus, gpus, settings.strategy)
+    device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
+    made = Plan(layout, names, cpus, gpus, settings.strategy, device)
     check_fits(made, cluster)
     return made
 

@@ -5,7 +5,7 @@
     python -m treeprop_ray.train experiment=mnist_d3 method=bp          # the baseline
 
 The same command again continues an interrupted run. Flags: --help, --cfg (print the resolved
-settings and stop).
+settings, with engine=ray the placement of every node too, and stop).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Trainer:
 
     def _finish(self) -> dict[str, Any]:
         """Test scores, figures, summary.json."""
-        from treeprop_ray import figures
+        from treeprop_ray import figures, timeline
 
         s = self.settings
         scores = {split: self.engine.score(self.paths, split) for split in ("validation", "test")}
@@ -155,6 +155,10 @@ class Trainer:
         self.folder.write_summary(summary)
         self.log.close()
         figures.run_figures(self.folder.path, self.engine.tree)
+        spans = self.engine.spans()
+        if spans:
+            timeline.write_timeline(spans, self.folder.path / "timeline.json")
+            timeline.draw_waves(spans, self.folder.path / "figures" / "waves.png")
         return summary
 
 
@@ -312,9 +316,30 @@ def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
+def show_plan(settings: Settings) -> str:
+    """What --cfg adds for the Ray engine: where every node would live on this machine."""
+    if settings.engine != "ray":
+        return ""
+    from treeprop_ray.data import load
+    from treeprop_ray.engine import ray, runtime
+    from treeprop_ray.models import blueprint
+    from treeprop_ray.network import STEM
+    from treeprop_ray.placement import plan
+    from treeprop_ray.tree import Tree
+
+    made = blueprint(settings, load(settings).shape)
+    tree = Tree(made.N, settings.split)
+    cluster = runtime.cluster_of(settings.ray)
+    counts = {edge: made.count_parameters(edge) for edge in (STEM, *tree.blocks)}
+    placed = plan(settings, tree, cluster, config.run_name(settings))
+    table = ray.plan_table(settings, placed, tree, counts)
+    lines = [f"placement on {cluster}:", *table.splitlines()]
+    return "\n".join(f"# {line}" for line in lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m treeprop_ray.train`."""
-    return cli.main(__doc__ or "", Settings, config.load, run, argv=argv)
+    return cli.main(__doc__ or "", Settings, config.load, run, show_plan, argv)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treeprop_ray.engine import transport
-from treeprop_ray.engine.base import StepReport
+from treeprop_ray.engine.base import Span, StepReport
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.rule import Piece, cut
 from treeprop_ray.schedule import Call
@@ -26,19 +26,6 @@ class HostLike(Protocol):
     def run(self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]) -> Any: ...
     def report(self, step: int, norms: bool) -> StepReport: ...
     def apply(self, step: int, square_norms: Any) -> None: ...
-
-
-@dataclass(frozen=True)
-class Span:
-    """When a call ran, for the timeline."""
-
-    name: str
-    phase: str
-    level: int
-    piece: int
-    step: int
-    begin: float  # seconds since the epoch
-    end: float
 
 
 @dataclass(frozen=True)
@@ -68,6 +55,7 @@ class HostActor:
         torch.set_num_threads(role.threads)
         self.role = role
         self.host = role.make_host()
+        self.broken: TrainingError | None = None
         self.spans: deque[Span] = deque(maxlen=max(1, role.keep_spans))
         self.sent = 0
         self.busy = 0.0
@@ -82,17 +70,18 @@ class HostActor:
 
     def run(self, index: int, step: int, *packets: transport.Packet) -> Any:
         """One call of the schedule; returns one packet per output (or one for all, when direct)."""
+        if self.broken:
+            raise self.broken  # the first error is the one to show, not what follows from it
         call = self.role.calls[index]
         piece = cut(step, self.role.total, self.role.pieces)[call.piece]
         begin = time.time()
         try:
             out = self.host.run(call, piece, transport.unpack(packets))
-        except TrainingError:
-            raise
         except Exception as e:
             where = f"node {', '.join(map(str, call.nodes))}" if call.nodes else "boundary"
             reason = f"{type(e).__name__}: {e}"
-            raise TrainingError(f"{where}, level {call.level}, step {step}: {reason}") from e
+            self.broken = TrainingError(f"{where}, level {call.level}, step {step}: {reason}")
+            raise self.broken from e
         end = time.time()
         self._note(call, step, begin, end, transport.size(out))
         if self.role.direct:
@@ -101,7 +90,9 @@ class HostActor:
         return packed if len(packed) > 1 else (packed[0] if packed else None)
 
     def report(self, step: int, norms: bool, *_: Any) -> StepReport:
-        """Losses and gradient norms after the backward waves; `_` are the calls it waits for."""
+        """Losses and gradient norms after the backward waves; `_` is the call it waits for."""
+        if self.broken:
+            raise self.broken
         return self.host.report(step, norms)
 
     def apply(self, step: int, *reports: StepReport) -> None:
@@ -110,7 +101,7 @@ class HostActor:
 
     def finish(self, step: int, norms: bool, *_: Any) -> StepReport:
         """Report and optimizer step in one call, when no global norm is needed."""
-        report = self.host.report(step, norms)
+        report = self.report(step, norms)
         self.host.apply(step, None)
         self._gauges.losses(report)
         return report
@@ -161,6 +152,7 @@ class HostActor:
     def load(self, weights: Any, optimizer: Any) -> None:
         """Take up a state (all of it or the own part)."""
         host: Any = self.host
+        self.broken = None
         host.load(
             *({k: transport.from_array(v) for k, v in d.items()} for d in (weights, optimizer))
         )

@@ -33,6 +33,19 @@ class StepReport:
     square_norms: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Span:
+    """When an actor ran a call, for the timeline."""
+
+    actor: str
+    phase: str
+    level: int
+    piece: int
+    step: int
+    begin: float  # seconds since the epoch
+    end: float
+
+
 class Engine(Protocol):
     """Trains one network. Steps are numbered from 0 over the whole run."""
 
@@ -55,6 +68,9 @@ class Engine(Protocol):
 
     def load(self, state: State) -> None:
         """Take up a state."""
+
+    def spans(self) -> list[Span]:
+        """When the actors worked during the last steps; empty in one process."""
 
     def close(self) -> None:
         """Give back everything that was started."""

@@ -7,6 +7,7 @@ only waits for the step before the last `in_flight` ones.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,7 @@ class Driver:
         self.actors: list[Any] = []
         self.flight: deque[list[Any]] = deque()
         self.last: list[StepReport] = []
+        self._gauges = _Gauges(plan.names[0].rpartition("/")[0])
         try:
             self._make(roles, transport)
         except BaseException:
@@ -129,6 +131,7 @@ class Driver:
     def _land(self) -> None:
         results = self._get(self.flight.popleft())
         self.last = [r for r in results if isinstance(r, StepReport)]
+        self._gauges.landed(len(self.flight))
 
     def wait(self) -> list[StepReport]:
         """Wait for all submitted steps; the reports of the last one."""
@@ -172,3 +175,23 @@ class Driver:
 def first_line(error: BaseException) -> str:
     """The first line of an error's text."""
     return (str(error).strip().splitlines() or [repr(error)])[0]
+
+
+class _Gauges:
+    """Metrics of the driver for the dashboard and Prometheus."""
+
+    def __init__(self, run: str) -> None:
+        from ray.util.metrics import Gauge
+
+        self.seconds = Gauge("treeprop_step_seconds", "seconds from step to step", ("run",))
+        self.flight = Gauge("treeprop_steps_in_flight", "steps submitted and not done", ("run",))
+        for gauge in (self.seconds, self.flight):
+            gauge.set_default_tags({"run": run})
+        self._last: float | None = None
+
+    def landed(self, in_flight: int) -> None:
+        now = time.perf_counter()
+        if self._last is not None:
+            self.seconds.set(now - self._last)
+        self._last = now
+        self.flight.set(in_flight)

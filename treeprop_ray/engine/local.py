@@ -9,7 +9,7 @@ import torch
 from treeprop_ray.chain import ChainHost
 from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches, DataSet
-from treeprop_ray.engine.base import Score, State, StepReport, score_paths
+from treeprop_ray.engine.base import Score, Span, State, StepReport, score_paths
 from treeprop_ray.host import Host
 from treeprop_ray.network import STEM, TreeNetwork
 from treeprop_ray.optim import OptimizerRule
@@ -82,6 +82,9 @@ class LocalEngine:
 
     def load(self, state: State) -> None:
         self.host.load(*state)
+
+    def spans(self) -> list[Span]:
+        return []
 
     def close(self) -> None:
         """Nothing was started."""

@@ -14,7 +14,7 @@ from treeprop_ray.config import Settings, run_name
 from treeprop_ray.data import Batches, DataSet
 from treeprop_ray.engine import runtime, transport
 from treeprop_ray.engine.actors import HostLike, Role
-from treeprop_ray.engine.base import Score, State, StepReport
+from treeprop_ray.engine.base import Score, Span, State, StepReport
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.host import Host
 from treeprop_ray.network import STEM
@@ -138,6 +138,9 @@ class RayEngine:
         self.driver.wait()
         return self.driver.get([a.usage.remote() for a in self.driver.actors])
 
+    def spans(self) -> list[Span]:
+        return [span for _, _, spans in self.usage() for span in spans]
+
     def close(self) -> None:
         self.driver.close()
         if self.owns_ray:
@@ -240,21 +243,22 @@ def launch(job: Job, settings: Settings) -> RayEngine:
 
 def plan_table(settings: Settings, made: Plan, tree: Tree, parameters: Mapping[Edge, int]) -> str:
     """Node, level, actor, device, parameters: what --cfg shows."""
-    owner = owners(tree, made, settings.method == "tree")
-    lines = [f"{'node':>6} {'level':>5}  {'actor':<28} {'device':<14} {'parameters':>12}"]
+    tree_method = settings.method == "tree"
+    owner = owners(tree, made, tree_method)
+    rows = [("node", "level", "actor", "device", "parameters")]
 
-    def row(node: str, level: str, host: int, edges: Sequence[Edge]) -> str:
+    def row(node: str, level: str, host: int, edges: Sequence[Edge]) -> None:
         device = f"{made.gpus:g} GPU" if made.gpus else f"{made.cpus:g} CPU"
         count = sum(parameters[e] for e in edges if owner[e] == host)
-        return f"{node:>6} {level:>5}  {made.names[host]:<28} {device:<14} {count:>12,}"
+        rows.append((node, level, made.names[host], device, f"{count:,}"))
 
-    if settings.method != "tree":
+    if tree_method:
+        row("ends", "0", made.layout.boundary, [STEM, tree.head])
+        for node in sorted(tree.nodes.values(), key=lambda n: (n.level, n.n)):
+            edges = [node.left] if tree.is_spine(node) else [node.left, node.right]
+            row(str(node.n), str(node.level), made.layout.host_of[node.n], edges)
+    else:
         for k, cut in enumerate(stages(tree, len(made.names))):
-            edges = [STEM, *cut] if k == 0 else cut
-            lines.append(row(f"{cut[0][0]}-{cut[-1][1]}" if cut else "-", "-", k, edges))
-        return "\n".join(lines)
-    lines.append(row("edge", "0", made.layout.boundary, [STEM, tree.head]))
-    for node in sorted(tree.nodes.values(), key=lambda n: (n.level, n.n)):
-        edges = [node.left] if tree.is_spine(node) else [node.left, node.right]
-        lines.append(row(str(node.n), str(node.level), made.layout.host_of[node.n], edges))
-    return "\n".join(lines)
+            row(f"{cut[0][0]}-{cut[-1][1]}", "-", k, [STEM, *cut] if k == 0 else cut)
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return "\n".join("  ".join(t.rjust(w) for t, w in zip(r, widths, strict=True)) for r in rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from typing import Any
 
 from treeprop_ray.config import RaySettings
@@ -26,6 +27,7 @@ def start(settings: RaySettings) -> bool:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address:
         try:
+            _knock(address)
             ray.init(address=address, **quiet)
         except Exception as e:
             reason = (str(e).splitlines() or [repr(e)])[0]
@@ -39,6 +41,13 @@ def start(settings: RaySettings) -> bool:
         **quiet,
     )
     return True
+
+
+def _knock(address: str) -> None:
+    """Fail at once when nobody answers; Ray itself tries for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def stop() -> None:
@@ -56,9 +65,17 @@ def cluster() -> Cluster:
     return Cluster(tuple((n.get("CPU", 0.0), n.get("GPU", 0.0)) for n in nodes))
 
 
-def guess_cluster(settings: RaySettings) -> Cluster:
-    """What a local Ray would have, without starting one."""
+def cluster_of(settings: RaySettings) -> Cluster:
+    """What the settings' cluster has; a local Ray is not started for the question."""
     import torch
+
+    if settings.address or os.environ.get("RAY_ADDRESS"):
+        joined = start(settings)
+        try:
+            return cluster()
+        finally:
+            if joined:
+                stop()
 
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,72 @@
+"""When which actor worked: timeline.json (Chrome trace) and waves.png (one step, drawn)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treeprop_ray.engine.base import Span
+
+COLORS = {
+    "stem": "#7f7f7f", "forward": "#1f77b4", "head": "#9467bd", "settle": "#17becf",
+    "backward": "#d62728", "stem_backward": "#7f7f7f",
+}  # fmt: skip
+
+
+def write_timeline(spans: Sequence[Span], target: Path) -> None:
+    """A Chrome trace, one row per actor; open it in chrome://tracing or ui.perfetto.dev."""
+    rows = {name: i for i, name in enumerate(sorted({s.actor for s in spans}, key=_order))}
+    origin = min((s.begin for s in spans), default=0.0)
+    events: list[dict[str, object]] = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}}
+        for name, tid in rows.items()
+    ]
+    events += [
+        {
+            "ph": "X", "pid": 1, "tid": rows[s.actor], "cat": s.phase,
+            "name": f"{s.phase} level {s.level}", "ts": 1e6 * (s.begin - origin),
+            "dur": 1e6 * (s.end - s.begin), "args": {"step": s.step, "piece": s.piece},
+        }
+        for s in spans
+    ]  # fmt: skip
+    target.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def draw_waves(spans: Sequence[Span], target: Path) -> None:
+    """The last whole step: a row per actor, a box per call, coloured by phase."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
+
+    step = max(s.step for s in spans)
+    mine = [s for s in spans if s.step == step]
+    names = sorted({s.actor for s in mine}, key=_order)
+    origin = min(s.begin for s in mine)
+    fig, ax = plt.subplots(figsize=(10, 1.2 + 0.4 * len(names)))
+    for s in mine:
+        begin, width = 1000 * (s.begin - origin), 1000 * (s.end - s.begin)
+        row = names.index(s.actor)
+        ax.barh(row, width, left=begin, color=COLORS.get(s.phase, "0.5"), edgecolor="w", height=0.8)
+        ax.text(
+            begin + width / 2, row, str(s.level), ha="center", va="center", color="w", fontsize=7
+        )
+    ax.set_yticks(range(len(names)), [name.rpartition("/")[2] for name in names])
+    ax.invert_yaxis()
+    ax.set(xlabel="ms", title=f"step {step}: calls by actor, with the level in the box")
+    phases = [p for p in COLORS if any(s.phase == p for s in mine)]
+    handles = [Patch(color=COLORS[p], label=p) for p in phases]
+    fig.legend(handles=handles, ncols=len(phases), loc="lower center", frameon=False)
+    fig.tight_layout(rect=(0, 0.35 / fig.get_figheight(), 1, 1))
+    fig.savefig(target, dpi=120)
+    plt.close(fig)
+
+
+def _order(name: str) -> tuple[str, int]:
+    """boundary first, then node-2 before node-10."""
+    stem, _, number = name.rpartition("-")
+    return (stem, int(number)) if number.isdigit() else ("", 0)
