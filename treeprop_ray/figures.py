@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib
 import pandas as pd
@@ -11,6 +13,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from treeprop_ray.tree import Tree
+
+if TYPE_CHECKING:
+    from treeprop_ray.adaptive import Point
 
 
 def run_figures(folder: Path, tree: Tree) -> None:
@@ -62,6 +67,28 @@ def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
     for column in (c for c in epochs.columns if c.startswith("accuracy/")):
         ax.plot(epochs.epoch, 100 * epochs[column], marker=".", label=column.partition("/")[2])
     ax.set(xlabel="epoch", ylabel="validation accuracy (%)")
+    ax.grid(alpha=0.3)
+    ax.legend()
+    _save(fig, target)
+
+
+def adaptive(
+    points: Sequence[Point], fixed: Mapping[str, tuple[int, float]], split: str, target: Path
+) -> None:
+    """Accuracy over mean blocks run, a point per threshold; crosses: every sample on one path."""
+    fig, ax = plt.subplots(figsize=(6, 4))
+    xs, ys = [p.blocks for p in points], [100 * p.accuracy for p in points]
+    ax.plot(xs, ys, marker=".", label="adaptive, by threshold")
+    for p, x, y in zip(points, xs, ys, strict=True):
+        ax.annotate(
+            f"{p.threshold:g}", (x, y), xytext=(3, 5), textcoords="offset points", fontsize=7
+        )
+    for name, (blocks, accuracy) in fixed.items():
+        ax.scatter(blocks, 100 * accuracy, marker="x", color="0.3")
+        ax.annotate(
+            name, (blocks, 100 * accuracy), xytext=(4, -10), textcoords="offset points", fontsize=7
+        )
+    ax.set(xlabel="blocks run per sample (mean)", ylabel=f"{split} accuracy (%)")
     ax.grid(alpha=0.3)
     ax.legend()
     _save(fig, target)

@@ -27,10 +27,12 @@ class Score:
 
 @dataclass
 class StepReport:
-    """What a host tells about a step: unweighted loss terms by node, squared gradient norms."""
+    """What a host tells about a step: unweighted loss terms by node, squared gradient norms, and
+    the seconds it has spent so far, over all steps, on getting training batches."""
 
     losses: dict[int, dict[str, float]] = field(default_factory=dict)
     square_norms: dict[str, float] = field(default_factory=dict)
+    data_seconds: float = 0.0
 
 
 class Engine(Protocol):
