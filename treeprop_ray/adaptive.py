@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treeprop_ray.engine.base import network_through, path_states
 from treeprop_ray.factor import full
-from treeprop_ray.network import STEM, TreeNetwork
+from treeprop_ray.network import TreeNetwork
 from treeprop_ray.tree import Edge, Tree
 
 # A softmax is below 1 whatever it is rounded to, so threshold 1 always goes to the full chain.
@@ -53,24 +54,15 @@ def blocks_run(tree: Tree, paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-@torch.no_grad()
 def look(network: TreeNetwork, batches: Iterable[tuple[Tensor, Tensor]]) -> Exits:
     """Ask every exit about every sample, once; any threshold can be read off the result."""
-    tree, parts = network.tree, network.eval().parts()
+    tree, through = network.tree, network_through(network)
     paths = tree.named_paths
     confidence: list[Tensor] = []
     correct: list[Tensor] = []
     for x, y in batches:
-        states: dict[tuple[Edge, ...], Tensor] = {(): parts[STEM](x)}
-        rows = []
-        for path in paths.values():
-            edges = tree.path_edges(path)[:-1]
-            for k in range(1, len(edges) + 1):
-                key = tuple(edges[:k])
-                if key not in states:
-                    states[key] = parts[edges[k - 1]](states[key[:-1]])
-            rows.append(full(parts[tree.head](states[tuple(edges)])).flatten(0, -2))
-        logits = torch.stack(rows)
+        states = path_states(tree, paths, x, through)
+        logits = torch.stack([full(through(tree.head, z)).flatten(0, -2) for z in states.values()])
         confidence.append(logits.double().softmax(-1).amax(-1).clamp(max=BELOW_ONE))
         correct.append(logits.argmax(-1) == y.flatten())
     return Exits(
@@ -98,13 +90,12 @@ def at_threshold(exits: Exits, threshold: float) -> Point:
 
 
 def table_of(points: Sequence[Point], names: Sequence[str]) -> str:
-    """Accuracy, mean blocks and where samples leave, as plain text."""
-    heads = "  ".join(f"{name:>8}" for name in names)
-    lines = [f"{'threshold':>9}  {'accuracy':>9}  {'blocks':>6}   leaving at  {heads}"]
+    """Accuracy, mean blocks and the share of samples that leave at each exit, as plain text."""
+    exits = "  ".join(f"{'at ' + name:>10}" for name in names)
+    lines = [f"{'threshold':>9}  {'accuracy':>9}  {'blocks':>6}  {exits}"]
     for p in points:
-        shares = "  ".join(f"{100 * share:>6.1f} %" for share in p.left_at)
-        row = f"{p.threshold:>9g}  {100 * p.accuracy:>7.2f} %  {p.blocks:>6.2f}"
-        lines.append(f"{row}   {'':>10}  {shares}")
+        shares = "  ".join(f"{100 * share:>8.1f} %" for share in p.left_at)
+        lines.append(f"{p.threshold:>9g}  {100 * p.accuracy:>7.2f} %  {p.blocks:>6.2f}  {shares}")
     return "\n".join(lines)
 
 
