@@ -134,6 +134,22 @@ def test_dropout_is_drawn_and_the_same_in_every_run() -> None:
 
 
 @pytest.mark.parametrize("method", ["tree", "bp"])
+def test_a_stopped_run_goes_on_with_the_same_masks_and_pictures(method: str) -> None:
+    settings = dropout_settings("data.augment=standard", f"method={method}")
+    samples = data.load(settings)
+    whole, before, after = (local.build(settings, samples, 4) for _ in range(3))
+    for step in range(4):
+        whole.step(step, report=False)
+    for step in range(2):
+        before.step(step, report=False)
+    after.load(before.state())
+    for step in range(2, 4):
+        after.step(step, report=False)
+    for mine, theirs in zip(after.state(), whole.state(), strict=True):
+        assert all(torch.equal(mine[k], v) for k, v in theirs.items())
+
+
+@pytest.mark.parametrize("method", ["tree", "bp"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_the_loss_falls(method: str, precision: str) -> None:
     settings = config.load(

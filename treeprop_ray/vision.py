@@ -23,7 +23,7 @@ MISSING = {
 
 def compiled_library_loads(folder: Path) -> bool:
     """Whether torchvision's own operators can be had in this process."""
-    for path in folder.glob("_C*.so"):
+    for path in folder.glob("_C.*"):
         try:
             torch.ops.load_library(path)
         except OSError:
