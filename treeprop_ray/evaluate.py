@@ -5,8 +5,9 @@ python -m treeprop_ray.evaluate run=results/runs/<name> path=[0,4,6,8] split=val
 python -m treeprop_ray.evaluate run=results/runs/<name> mode=adaptive threshold=[0.5,0.9,1]
 
 mode=adaptive sends every sample along the spine, shortest path first, until the softmax maximum
-reaches the threshold (last resort: the full chain), prints accuracy against blocks run and draws
-figures/adaptive.png in the run folder.
+reaches the threshold (last resort: the full chain), prints accuracy against blocks run (a sample
+that needs the full chain has run the spine as well) and draws figures/adaptive.png in the run
+folder.
 """
 
 from __future__ import annotations

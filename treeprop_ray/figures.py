@@ -77,17 +77,17 @@ def adaptive(
 ) -> None:
     """Accuracy over mean blocks run, a point per threshold; crosses: every sample on one path."""
     fig, ax = plt.subplots(figsize=(6, 4))
-    xs, ys = [p.blocks for p in points], [100 * p.accuracy for p in points]
-    ax.plot(xs, ys, marker=".", label="adaptive, by threshold")
-    for p, x, y in zip(points, xs, ys, strict=True):
-        ax.annotate(
-            f"{p.threshold:g}", (x, y), xytext=(3, 5), textcoords="offset points", fontsize=7
-        )
-    for name, (blocks, accuracy) in fixed.items():
-        ax.scatter(blocks, 100 * accuracy, marker="x", color="0.3")
-        ax.annotate(
-            name, (blocks, 100 * accuracy), xytext=(4, -10), textcoords="offset points", fontsize=7
-        )
+    near = {"textcoords": "offset points", "fontsize": 7}
+    places: dict[tuple[float, float], float] = {}  # thresholds that change nothing share a label
+    for p in points:
+        places.setdefault((p.blocks, 100 * p.accuracy), p.threshold)
+    ax.plot(*zip(*places, strict=True), marker=".", label="adaptive, by threshold")
+    for place, threshold in places.items():
+        ax.annotate(f"{threshold:g}", place, xytext=(3, 5), **near)
+    crosses = {name: (blocks, 100 * accuracy) for name, (blocks, accuracy) in fixed.items()}
+    ax.scatter(*zip(*crosses.values(), strict=True), marker="x", color="0.3", label="one path")
+    for name, place in crosses.items():
+        ax.annotate(name, place, xytext=(4, -10), **near)
     ax.set(xlabel="blocks run per sample (mean)", ylabel=f"{split} accuracy (%)")
     ax.grid(alpha=0.3)
     ax.legend()
