@@ -40,6 +40,17 @@ Command = Callable[..., Result]
         (["batch=100000"], ["batch=100000", "digits has only"]),
         (["data.root=/no/such/folder", "experiment=mnist_d3"], ["data.root=/no/such/folder"]),
         (["device=cuda"], ["device=cuda", "no usable GPU"]),
+        (["model.name=cnn"], ["model.name=cnn", "mlp, vit"]),
+        (["model.name=vit", "model.heads=5"], ["model.heads=5", "model.hidden=64", "1, 2, 4"]),
+        (
+            ["model.name=vit", "model.heads=4", "model.patch=3"],
+            ["model.patch=3", "image side 8", "1, 2, 4, 8"],
+        ),
+        (["model.name=vit", "model.heads=4", "model.mlp_ratio=0.001"], ["model.mlp_ratio=0.001"]),
+        (["model.name=vit", "model.heads=4", "model.dropout=1"], ["model.dropout=1", "0.9"]),
+        (["model.name=vit", "model.heads=4", "family=bernoulli"], ["bernoulli", "vit"]),
+        (["model.dropout=0.1"], ["model.dropout=0.1", "model.name=vit"]),
+        (["data.name=imagenet"], ["data.name=imagenet", "cifar10, cifar100, tinyimagenet"]),
         (["nonsense"], ["nonsense", "key=value"]),
         (["=3"], ["key=value"]),
         (["--verbose"], ["--verbose", "--help, --cfg"]),
@@ -103,6 +114,18 @@ def test_the_mnist_experiments_have_the_papers_settings() -> None:
         )
         assert (s.alpha, s.beta, s.model.blocks + 1) == (0.5, 0.5, 2**depth)
         assert s.objective == "node_all_ce"
+
+
+def test_the_vit_experiments_have_the_papers_settings() -> None:
+    for name, sigma, patch in [
+        ("cifar10", 0.005, 4), ("cifar100", 0.002, 4), ("tinyimagenet", 0.005, 8)
+    ]:  # fmt: skip
+        s = config.load([f"experiment={name}_vit"])
+        assert (s.batch, s.optimizer, s.lr, s.clip, s.epochs) == (512, "adamw", 5e-4, 1.0, 500)
+        assert (s.weight_decay, s.model.dropout, s.data.augment) == (0.05, 0.1, "standard")
+        assert (s.alpha, s.beta, s.sigma, s.noise_schedule) == (1, 0, sigma, "depth")
+        m = s.model
+        assert (m.hidden, m.heads, m.blocks, m.mlp_ratio, m.patch) == (240, 6, 7, 2, patch)
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "export", "bench"])

@@ -35,7 +35,7 @@ def test_a_run_writes_its_folder(command: Command, tmp_path: Path) -> None:
     rows = pd.read_csv(folder / "metrics.csv")
     steps, epochs = rows[rows.kind == "step"], rows[rows.kind == "epoch"]
     assert list(epochs.epoch) == [1, 2] and len(steps) == 8
-    for column in ("loss/1", "loss/4", "grad_norm", "step_seconds", "lr"):
+    for column in ("loss/1", "loss/4", "grad_norm", "step_seconds", "data_share", "lr"):
         assert steps[column].notna().all(), column
     assert steps["leak"].notna().sum() == 2
     for path in ("spine-1", "spine-2", "full"):
@@ -78,7 +78,7 @@ def test_stop_and_resume_is_bitwise_one_run(command: Command, tmp_path: Path, me
     assert whole.meta["step"] == cut.meta["step"] == 60
     assert same(whole.weights, cut.weights) and same(whole.optimizer, cut.optimizer)
     a, b = (pd.read_csv(tmp_path / n / "metrics.csv") for n in ("whole", "cut"))
-    timing = ["step_seconds"]
+    timing = ["step_seconds", "data_share"]
     pd.testing.assert_frame_equal(a.drop(columns=timing), b.drop(columns=timing))
 
 

@@ -37,22 +37,45 @@ def group(cls: type, help: str) -> Any:
 class Model:
     """The network: stem, chain blocks and head."""
 
-    name: str = opt("mlp", "which network", choices=["mlp"])
+    name: str = opt("mlp", "which network", choices=["mlp", "vit"])
     blocks: int = opt(7, "blocks before the head; N = blocks + 1 counts the head", low=1, high=4096)
-    hidden: int = opt(64, "width of the hidden layers", low=1)
-    activation: str = opt("sigmoid", "nonlinearity", choices=["sigmoid", "tanh", "relu", "gelu"])
+    hidden: int = opt(64, "width of the states: hidden layers (mlp), tokens (vit)", low=1)
+    activation: str = opt(
+        "sigmoid", "mlp: nonlinearity", choices=["sigmoid", "tanh", "relu", "gelu"]
+    )
+    patch: int = opt(4, "vit: side of a square patch in pixels", low=1)
+    heads: int = opt(6, "vit: attention heads; must divide model.hidden", low=1)
+    mlp_ratio: float = opt(
+        2.0, "vit: inner width of a block's MLP / model.hidden", above=0, high=64
+    )
+    dropout: float = opt(
+        0.0,
+        "vit: dropout in stem and blocks; masks are a function of (seed, step, block, piece), "
+        "so another microbatches= draws other masks",
+        low=0,
+        high=0.9,
+    )
 
 
 @dataclass
 class Data:
     """Where the samples come from."""
 
-    name: str = opt("digits", "data set", choices=["digits", "mnist"])
+    name: str = opt(
+        "digits", "data set", choices=["digits", "mnist", "cifar10", "cifar100", "tinyimagenet"]
+    )
     root: str | None = opt(None, "folder laid out like the Hugging Face hub; else $TREEPROP_DATA")
     validation: float = opt(
         0.1, "share of the train split held out for validation", low=0, high=0.9
     )
     limit: int = opt(0, "use only the first so many training samples; 0 = all", low=0)
+    augment: str = opt(
+        "none",
+        "training images only; crop_flip: random shift by up to an eighth of the side and "
+        "horizontal flip; standard: that and RandAugment (2 operations of magnitude 9, chosen for "
+        "every 16 samples of a batch)",
+        choices=["none", "crop_flip", "standard"],
+    )
 
 
 @dataclass
@@ -221,7 +244,12 @@ def check(settings: Any) -> None:
         raise UserError(
             f"microbatches={settings.microbatches}: at most batch={settings.batch} pieces"
         )
+    check_model(settings.model)
     if family_of(settings) == "bernoulli":
+        if settings.model.name != "mlp":
+            raise UserError(
+                f"family=bernoulli: needs model.name=mlp with sigmoids, not {settings.model.name}"
+            )
         if settings.model.activation != "sigmoid":
             raise UserError(
                 f"family=bernoulli: needs model.activation=sigmoid, "
@@ -242,6 +270,23 @@ def check(settings: Any) -> None:
         raise UserError(
             f"mc_samples={settings.mc_samples}: without noise (sigma=0) all samples are the same"
         )
+
+
+def check_model(model: Model) -> None:
+    """What must fit together inside a network; what depends on the data is checked with it."""
+    if model.name == "vit":
+        if model.hidden % model.heads:
+            raise UserError(
+                f"model.heads={model.heads}: must divide model.hidden={model.hidden}, one of "
+                f"{', '.join(str(h) for h in range(1, model.hidden + 1) if model.hidden % h == 0)}"
+            )
+        if round(model.mlp_ratio * model.hidden) < 1:
+            raise UserError(
+                f"model.mlp_ratio={model.mlp_ratio}: leaves the MLP no width at "
+                f"model.hidden={model.hidden}; at least {1 / model.hidden:.3g}"
+            )
+    elif model.dropout > 0:
+        raise UserError(f"model.dropout={model.dropout}: only model.name=vit has dropout; use 0")
 
 
 def family_of(settings: Settings) -> str:

@@ -2,6 +2,12 @@
 
 python -m treeprop_ray.evaluate run=results/runs/<name>
 python -m treeprop_ray.evaluate run=results/runs/<name> path=[0,4,6,8] split=validation
+python -m treeprop_ray.evaluate run=results/runs/<name> mode=adaptive threshold=[0.5,0.9,1]
+
+mode=adaptive sends every sample along the spine, shortest path first, until the softmax maximum
+reaches the threshold (last resort: the full chain), prints accuracy against blocks run (a sample
+that needs the full chain has run the spine as well) and draws figures/adaptive.png in the run
+folder.
 """
 
 from __future__ import annotations
@@ -9,10 +15,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from treeprop_ray import cli, config
 from treeprop_ray.config import opt
+from treeprop_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from treeprop_ray.data import DataSet
+    from treeprop_ray.network import TreeNetwork
+
+THRESHOLDS = [0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0]
 
 
 @dataclass
@@ -21,6 +35,12 @@ class EvaluateSettings:
 
     run: str = opt("", "run folder, e.g. results/runs/<name>")
     checkpoint: str = opt("last", "last, best or a step number")
+    mode: str = opt(
+        "paths", "score whole paths, or let samples stop early", choices=["paths", "adaptive"]
+    )
+    threshold: Any = opt(
+        None, "adaptive: softmax maximum at which a sample stops, a number or a list; default 0 … 1"
+    )
     path: Any = opt("all", "all, full, spine-k, or indices such as [0,4,6,7,8]")
     split: str = opt("test", "which split", choices=["train", "validation", "test"])
     data_root: str | None = opt(None, "hub folder, if it has moved since the run")
@@ -29,7 +49,24 @@ class EvaluateSettings:
 def load(words: Sequence[str]) -> EvaluateSettings:
     """Settings from command-line words."""
     settings: EvaluateSettings = config.merge(EvaluateSettings, ("", config.parse_overrides(words)))
+    if settings.mode != "adaptive" and settings.threshold is not None:
+        raise UserError(f"threshold={settings.threshold}: belongs to mode=adaptive")
+    if settings.mode == "adaptive" and settings.path != "all":
+        raise UserError(f"path={settings.path}: mode=adaptive goes along the spine; leave path=all")
+    thresholds_of(settings.threshold)
     return settings
+
+
+def thresholds_of(given: Any) -> list[float]:
+    """A number or a list of numbers in [0, 1]; None is the default list."""
+    values = THRESHOLDS if given is None else given if isinstance(given, list) else [given]
+    for value in values:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value <= 1:
+            raise UserError(f"threshold={given}: a number in [0, 1], or a list such as [0.5,0.9,1]")
+    if not values:
+        raise UserError("threshold=[]: at least one number in [0, 1]")
+    return sorted({float(value) for value in values})
 
 
 def run(settings: EvaluateSettings) -> None:
@@ -50,12 +87,30 @@ def run(settings: EvaluateSettings) -> None:
     found = pick_checkpoint(settings.run, settings.checkpoint)
     samples = data.load(of_run)
     network = load_network(of_run, samples, found)
+    if settings.mode == "adaptive":
+        if of_run.method != "tree":
+            raise UserError(f"mode=adaptive: a run with method={of_run.method} has no short paths")
+        print(f"{found.path}\n{adaptive(settings, network, samples)}")
+        return
     text = as_path_text(settings.path)
     paths = paths_of(of_run, network.tree)
     if text != "all":
         paths = {text if text in paths else "path": parse_path(text, network.tree, of_run.method)}
     scores = score_network(network, paths, samples.batches(settings.split))
     print(f"{found.path}\n{table_of(paths, {settings.split: scores})}")
+
+
+def adaptive(settings: EvaluateSettings, network: TreeNetwork, samples: DataSet) -> str:
+    """The table of mode=adaptive; draws its figure."""
+    from treeprop_ray import figures
+    from treeprop_ray.adaptive import at_threshold, fixed_paths, look, table_of
+
+    exits = look(network, samples.batches(settings.split))
+    points = [at_threshold(exits, t) for t in thresholds_of(settings.threshold)]
+    target = Path(settings.run) / "figures" / "adaptive.png"
+    target.parent.mkdir(exist_ok=True)
+    figures.adaptive(points, fixed_paths(exits, network.tree.named_paths), settings.split, target)
+    return f"{table_of(points, exits.names)}\nfigure: {target}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

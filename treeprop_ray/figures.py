@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib
 import pandas as pd
@@ -11,6 +13,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from treeprop_ray.tree import Tree
+
+if TYPE_CHECKING:
+    from treeprop_ray.adaptive import Point
 
 
 def run_figures(folder: Path, tree: Tree) -> None:
@@ -62,6 +67,28 @@ def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
     for column in (c for c in epochs.columns if c.startswith("accuracy/")):
         ax.plot(epochs.epoch, 100 * epochs[column], marker=".", label=column.partition("/")[2])
     ax.set(xlabel="epoch", ylabel="validation accuracy (%)")
+    ax.grid(alpha=0.3)
+    ax.legend()
+    _save(fig, target)
+
+
+def adaptive(
+    points: Sequence[Point], fixed: Mapping[str, tuple[int, float]], split: str, target: Path
+) -> None:
+    """Accuracy over mean blocks run, a point per threshold; crosses: every sample on one path."""
+    fig, ax = plt.subplots(figsize=(6, 4))
+    near = {"textcoords": "offset points", "fontsize": 7}
+    places: dict[tuple[float, float], float] = {}  # thresholds that change nothing share a label
+    for p in points:
+        places.setdefault((p.blocks, 100 * p.accuracy), p.threshold)
+    ax.plot(*zip(*places, strict=True), marker=".", label="adaptive, by threshold")
+    for place, threshold in places.items():
+        ax.annotate(f"{threshold:g}", place, xytext=(3, 5), **near)
+    crosses = {name: (blocks, 100 * accuracy) for name, (blocks, accuracy) in fixed.items()}
+    ax.scatter(*zip(*crosses.values(), strict=True), marker="x", color="0.3", label="one path")
+    for name, place in crosses.items():
+        ax.annotate(name, place, xytext=(4, -10), **near)
+    ax.set(xlabel="blocks run per sample (mean)", ylabel=f"{split} accuracy (%)")
     ax.grid(alpha=0.3)
     ax.legend()
     _save(fig, target)

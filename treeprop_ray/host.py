@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -58,6 +59,7 @@ class Host:
         self.optimizer = PartOptimizer(self.parts, optimizer)
         self.held: dict[int, Held] = {}  # per piece of the batch
         self.current: tuple[int, Tensor, Tensor] | None = None  # the batch of this step
+        self.data_seconds = 0.0  # spent on getting batches, since the host was made
 
     def _run(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
         """Run a block; randomness inside it (dropout) comes from `seed` alone."""
@@ -125,7 +127,9 @@ class Host:
         """The piece's samples; `mc_samples` copies of the batch stand one after another."""
         assert self.batch is not None
         if self.current is None or self.current[0] != piece.step:
+            began = time.perf_counter()
             x, y = (t.to(self.device, non_blocking=True) for t in self.batch(piece.step))
+            self.data_seconds += time.perf_counter() - began
             copies = self.rule.mc_samples
             if copies > 1:
                 x, y = torch.cat([x] * copies), torch.cat([y] * copies)
@@ -140,7 +144,7 @@ class Host:
             for n, losses in self.owned_losses()
             for name, value in losses.take().items()
         ]
-        out = StepReport()
+        out = StepReport(data_seconds=self.data_seconds)
         if terms:
             values = torch.stack([value.double() for _, _, value in terms]).tolist()
             for (n, name, _), value in zip(terms, values, strict=True):

@@ -29,6 +29,14 @@ def seeded(*words: int | str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def seeded_cpu(seed: int) -> Iterator[None]:
+    """Like `seeded` for code that draws on the CPU alone; does not touch (or wait for) a GPU."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
 def normal_rows(like: Tensor, places: range, *words: int | str) -> Tensor:
     """Standard normal noise shaped like `like` (B, ...), row i drawn for the place `places[i]`.
 

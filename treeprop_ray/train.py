@@ -223,8 +223,8 @@ class Log:
 
         nodes = [*tree.nodes, tree.N]
         columns = [
-            "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "clean_ce",
-            "tree_ce", "leak", *(f"loss/{n}" for n in nodes),
+            "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "data_share",
+            "clean_ce", "tree_ce", "leak", *(f"loss/{n}" for n in nodes),
             *(f"{kind}/{n}" for n in tree.nodes for kind in ("own", "right", "ce")),
             *(f"{kind}/{p}" for p in paths for kind in ("accuracy", "val_loss")),
         ]  # fmt: skip
@@ -235,6 +235,7 @@ class Log:
         self.leak: float | None = None
         self._warned = False
         self._last = (time.perf_counter(), step)
+        self._data_seconds = 0.0
 
     def step(
         self,
@@ -244,7 +245,8 @@ class Log:
         settings: Settings,
         clean: float | None,
     ) -> None:
-        """A row of one step: losses by node, gradient norm, learning rate, seconds per step."""
+        """A row of one step: losses by node, gradient norm, learning rate, seconds per step and
+        the share of them that went into getting the training batch."""
         from treeprop_ray.optim import OptimizerRule, global_norm
 
         row: dict[str, Any] = {"kind": "step", "step": step, "epoch": epoch}
@@ -264,7 +266,9 @@ class Log:
         row["grad_norm"] = global_norm(r.square_norms for r in reports)
         row["lr"] = OptimizerRule.of(settings, 1).lr
         row["step_seconds"] = (now - self._last[0]) / max(1, step - self._last[1])
-        self._last = (now, step)
+        data_seconds = sum(r.data_seconds for r in reports)
+        row["data_share"] = (data_seconds - self._data_seconds) / (now - self._last[0])
+        self._last, self._data_seconds = (now, step), data_seconds
         if clean is not None:
             row["clean_ce"], row["tree_ce"] = clean, losses[self.tree.spine[-1].n]["ce"]
             leak: float = row["clean_ce"] - row["tree_ce"]

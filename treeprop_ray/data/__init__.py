@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from treeprop_ray.data.augment import AUGMENTS, Augment
 from treeprop_ray.errors import UserError
-from treeprop_ray.rng import generator
+from treeprop_ray.rng import derive, generator
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Settings
@@ -43,7 +44,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Three splits and how a stored batch becomes the network's input."""
+    """Three splits and how a stored batch becomes the network's input.
+
+    `augment` changes stored training batches only.
+    """
 
     name: str
     train: Split
@@ -52,6 +56,7 @@ class DataSet:
     classes: int
     prepare: Callable[[Tensor], Tensor]
     dtype: torch.dtype = torch.float32
+    augment: Augment | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -93,7 +98,10 @@ class DataSet:
 
 
 class Batches:
-    """The training batch of any step; epoch e is permuted by (seed, e), so there is no state."""
+    """The training batch of any step: a function of (seed, step), so there is no state.
+
+    Epoch e is permuted by (seed, e), augmentation is drawn from (seed, step).
+    """
 
     def __init__(self, data: DataSet, batch: int, seed: int) -> None:
         if batch > len(data.train):
@@ -111,7 +119,10 @@ class Batches:
             self._epoch, self._order = epoch, torch.randperm(len(self.data.train), generator=gen)
         index = self._order[position * self.batch : (position + 1) * self.batch]
         part = self.data.train.take(index)
-        return self.data.inputs(part.x), part.y
+        x = part.x
+        if self.data.augment:
+            x = self.data.augment(x, derive(self.seed, "augment", step))
+        return self.data.inputs(x), part.y
 
     def evaluation(self, split: str, index: int) -> tuple[Tensor, Tensor]:
         """A batch to score: of a split, or (`split="step"`) the training batch of a step."""
@@ -130,9 +141,8 @@ def load(settings: Settings) -> DataSet:
     """The data set that the settings name, with the validation split held out of train."""
     from treeprop_ray.data import images
 
-    data: DataSet = {"digits": images.digits, "mnist": images.mnist}[settings.data.name](
-        settings.data
-    )
+    data = images.SETS[settings.data.name](settings.data)
     train, validation = hold_out(data.train, settings.data.validation, settings.data.limit)
     dtype = torch.float64 if settings.precision == "float64" else torch.float32
-    return replace(data, train=train, validation=validation, dtype=dtype)
+    augment = AUGMENTS[settings.data.augment]
+    return replace(data, train=train, validation=validation, dtype=dtype, augment=augment)

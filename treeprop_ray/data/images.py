@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,13 @@ def unit_scale(x: Tensor) -> Tensor:
     return x.float() / 255
 
 
+def normalise(mean: tuple[float, ...], std: tuple[float, ...], x: Tensor) -> Tensor:
+    """uint8 pixels to values with mean 0 and deviation 1 in every channel of the training set."""
+    shape = (len(mean), 1, 1)
+    scale = 255 * torch.tensor(std).view(shape)
+    return (x - 255 * torch.tensor(mean).view(shape)) / scale
+
+
 def digits(data: Data) -> DataSet:
     """1797 handwritten digits of 8x8 pixels with 17 grey levels, shipped with scikit-learn."""
     from sklearn.datasets import load_digits
@@ -43,6 +52,54 @@ def mnist(data: Data) -> DataSet:
     train = decoded("ylecun/mnist", "train", "image", "label", (1, 28, 28), data)
     test = decoded("ylecun/mnist", "test", "image", "label", (1, 28, 28), data)
     return DataSet("mnist", train, test, test, 10, unit_scale)
+
+
+def cifar10(data: Data) -> DataSet:
+    """CIFAR-10 from the hub layout `uoft-cs/cifar10`: colour images of 32x32 pixels."""
+    statistics = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    columns = "img", "label"
+    return colour("cifar10", "uoft-cs/cifar10", "test", columns, 32, 10, statistics, data)
+
+
+def cifar100(data: Data) -> DataSet:
+    """CIFAR-100 from the hub layout `uoft-cs/cifar100`, with its 100 fine labels."""
+    statistics = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    columns = "img", "fine_label"
+    return colour("cifar100", "uoft-cs/cifar100", "test", columns, 32, 100, statistics, data)
+
+
+def tinyimagenet(data: Data) -> DataSet:
+    """TinyImageNet from the hub layout `zh-plus/tiny-imagenet`: 64x64 pixels, 200 classes.
+
+    The labelled `valid` split is the test set, as everywhere; some pictures are stored in grey.
+    """
+    statistics = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+    columns, repo = ("image", "label"), "zh-plus/tiny-imagenet"
+    return colour("tinyimagenet", repo, "valid", columns, 64, 200, statistics, data)
+
+
+def colour(
+    name: str,
+    repo: str,
+    test: str,
+    columns: tuple[str, str],
+    side: int,
+    classes: int,
+    statistics: tuple[tuple[float, ...], tuple[float, ...]],
+    data: Data,
+) -> DataSet:
+    """A hub set of square colour images; `statistics` are mean and deviation of the channels."""
+    train, held = (decoded(repo, s, *columns, (3, side, side), data) for s in ("train", test))
+    return DataSet(name, train, held, held, classes, partial(normalise, *statistics))
+
+
+SETS: dict[str, Callable[[Data], DataSet]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "tinyimagenet": tinyimagenet,
+}
 
 
 def decoded(

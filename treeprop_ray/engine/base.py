@@ -15,6 +15,7 @@ from treeprop_ray.network import STEM, TreeNetwork
 from treeprop_ray.tree import Edge, Tree
 
 State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), keyed by edge
+Through = Callable[[Edge, Tensor], Tensor]  # runs the block of an edge, the stem or the head
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,12 @@ class Score:
 
 @dataclass
 class StepReport:
-    """What a host tells about a step: unweighted loss terms by node, squared gradient norms."""
+    """What a host tells about a step: unweighted loss terms by node, squared gradient norms, and
+    the seconds it has spent so far, over all steps, on getting training batches."""
 
     losses: dict[int, dict[str, float]] = field(default_factory=dict)
     square_norms: dict[str, float] = field(default_factory=dict)
+    data_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,26 +79,48 @@ class Engine(Protocol):
         """Give back everything that was started."""
 
 
+def path_states(
+    tree: Tree, paths: Mapping[str, Sequence[int]], x: Tensor, through: Through
+) -> dict[str, Tensor]:
+    """What every path hands to the head for a batch; shared beginnings are computed once."""
+    states: dict[tuple[Edge, ...], Tensor] = {(): through(STEM, x)}
+    out = {}
+    for name, path in paths.items():
+        along = tree.path_edges(path)[:-1]
+        for k in range(1, len(along) + 1):
+            key = tuple(along[:k])
+            if key not in states:
+                states[key] = through(along[k - 1], states[key[:-1]])
+        out[name] = states[tuple(along)]
+    return out
+
+
 def score_paths(
     tree: Tree,
     paths: Mapping[str, Sequence[int]],
     batches: Iterable[tuple[Tensor, Tensor]],
-    through: Callable[[Edge, Tensor], Tensor],
+    through: Through,
     score: Callable[[Tensor, Tensor], tuple[float, int, int]],
 ) -> dict[str, Score]:
-    """Send every batch along every path; states of shared beginnings are computed once."""
+    """Send every batch along every path."""
     sums = {name: [0.0, 0, 0] for name in paths}
-    edges = {name: tree.path_edges(path)[:-1] for name, path in paths.items()}
     for x, y in batches:
-        states: dict[tuple[Edge, ...], Tensor] = {(): through(STEM, x)}
-        for name, along in edges.items():
-            for k in range(1, len(along) + 1):
-                key = tuple(along[:k])
-                if key not in states:
-                    states[key] = through(along[k - 1], states[key[:-1]])
-            for i, value in enumerate(score(states[tuple(along)], y)):
+        for name, state in path_states(tree, paths, x, through).items():
+            for i, value in enumerate(score(state, y)):
                 sums[name][i] += value
     return {name: Score(loss / n, right / n) for name, (loss, right, n) in sums.items()}
+
+
+def network_through(network: TreeNetwork) -> Through:
+    """Runs the blocks of a network in this process, in evaluation mode."""
+    parts = network.eval().parts()
+
+    @torch.no_grad()
+    def through(edge: Edge, z: Tensor) -> Tensor:
+        out: Tensor = parts[edge](z)
+        return out
+
+    return through
 
 
 def score_network(
@@ -104,12 +129,7 @@ def score_network(
     batches: Iterable[tuple[Tensor, Tensor]],
 ) -> dict[str, Score]:
     """Score paths of a network in this process."""
-    parts = network.eval().parts()
-
-    @torch.no_grad()
-    def through(edge: Edge, z: Tensor) -> Tensor:
-        out: Tensor = parts[edge](z)
-        return out
+    through = network_through(network)
 
     def score(z: Tensor, y: Tensor) -> tuple[float, int, int]:
         return count(through(network.tree.head, z), y)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def blueprint(settings: Settings, data: DataSet | Shape) -> Blueprint:
     """How to make each part of the network that the settings name, for this data."""
-    from treeprop_ray.models import mlp
+    from treeprop_ray.models import mlp, vit
 
-    return mlp.blueprint(settings.model, data.input_shape, data.classes, family_of(settings))
+    make = {"mlp": mlp.blueprint, "vit": vit.blueprint}[settings.model.name]
+    return make(settings.model, data.input_shape, data.classes, family_of(settings))
