@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: run test lint clean
 
 run: $(STAMP)
-	$(BIN)/python -m treeprop_ray.train name=digits fresh=true
+	$(BIN)/python -m treeprop_ray.train name=digits fresh=true engine=ray placement=per_node
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

@@ -132,7 +132,7 @@ def test_in_flight_pieces_are_bounded_by_the_depth(
         remaining[call.piece] -= 1
         if not remaining[call.piece]:
             open_.remove(call.piece)
-    assert most <= case[0].depth + 1
+    assert most <= 2 * case[0].depth
 
 
 @settings(max_examples=100, deadline=None)

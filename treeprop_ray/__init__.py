@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treeprop_ray.fitting import fit
     from treeprop_ray.network import TreeNetwork
+
+# Ray reads these when it is first imported, so they are set here.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # keep 127.0.0.1 as it is
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warning about CPU actors
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the driver reports errors itself
 
 __version__ = "0.1.0"
 __all__ = ["TreeNetwork", "fit"]

@@ -48,9 +48,9 @@ def run(settings: BenchSettings) -> None:
 
         step_ray.run(settings)
     else:
-        from treeprop_ray.benchmarks import step
+        from treeprop_ray.benchmarks import step_local
 
-        step.run(settings)
+        step_local.run(settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -41,6 +41,11 @@ class ChainHost(Host):
         self.graphs: dict[int, tuple[Tensor, Tensor]] = {}  # piece -> (input, output)
         self.ce = Losses()
 
+    def forget(self) -> None:
+        """Drop everything of a step that was under way."""
+        super().forget()
+        self.graphs.clear()
+
     def owned_losses(self) -> list[tuple[int, Losses]]:
         """The cross-entropy counts as the loss of state N."""
         return [(self.tree.N, self.ce)]

@@ -134,6 +134,9 @@ class Settings:
         choices=["store", "gloo", "nccl", "nixl"],
     )
     in_flight: int = opt(2, "steps the driver submits ahead", low=1, high=64)
+    snapshot_every: int = opt(50, "steps between recovery points in memory (ray)", low=1)
+    max_failures: int = opt(8, "lost actors a run recovers from before it stops (ray)", low=0)
+    wave_timeout: float = opt(600.0, "seconds before late actors end the run (ray)", above=0)
     timeline_steps: int = opt(3, "last steps drawn in timeline.json and waves.png; 0 = none", low=0)
     ray: RaySettings = group(RaySettings, "the Ray cluster")
     device: str = opt("auto", "auto takes a GPU when there is one", choices=["auto", "cpu", "cuda"])
@@ -201,6 +204,7 @@ RESUMABLE = {
     "name", "out", "fresh", "engine", "device", "threads", "log_every", "checkpoint_every",
     "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
+    "snapshot_every", "max_failures", "wave_timeout",
     "ray.address", "ray.num_cpus", "ray.dashboard",
 }  # fmt: skip
 

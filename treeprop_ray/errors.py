@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class TrainingError(Exception):
     """A run that cannot go on (NaN, lost actors, full disk). Ends the command with exit code 1."""
+
+
+class ActorLost(Exception):
+    """An actor, its process or its machine died; the engine recovers from it."""

@@ -25,8 +25,8 @@ def fit(network: TreeNetwork, x: Tensor, y: Tensor, **settings: Any) -> TreeNetw
     """Train `network` in place on inputs x (n, …) and integer labels y (n, …); returns it.
 
     Keywords are the settings of the train command (`epochs=20, lr=3e-4, alpha=1.0, beta=0.5,
-    sigma=0.005, objective="node_all_ce", …`); nested ones as `weights={"right": 0.5}`. With
-    `epochs` = k every sample is seen k times, in batches of `batch`.
+    sigma=0.005, objective="node_all_ce", …`); nested ones as `weights={"right": 0.5}`. An epoch
+    goes once through the samples in a new order, less an incomplete last batch.
     """
     chosen = read_settings(network, settings)
     if len(x) != len(y):

@@ -213,7 +213,20 @@ class Host:
             mine = {k[len(prefix) :]: v for k, v in weights.items() if k.startswith(prefix)}
             module.load_state_dict(mine)
         self.optimizer.load(optimizer)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop everything of a step that was under way."""
         self.held.clear()
+        for module in self.parts.values():
+            module.zero_grad(set_to_none=True)
+        for node in self.nodes.values():
+            node.saved.clear()
+        if self.boundary:
+            self.boundary.z_0.clear()
+            self.boundary.labels.clear()
+        for _, losses in self.owned_losses():
+            losses.take()
 
 
 def _there(held: Held, name: str) -> Tensor:

@@ -151,6 +151,8 @@ def plan(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:
 def resources(settings: Settings, actors: int, cluster: Cluster) -> tuple[float, float]:
     """CPUs and GPUs of one actor; what is not set is an equal share, at most one of each."""
     cpus, gpus = settings.cpus_per_actor, settings.gpus_per_actor
+    if settings.device == "cuda" and cluster.gpus == 0:
+        raise UserError(f"device=cuda: the cluster has {cluster}; use device=cpu or auto")
     if gpus < 0:
         use_gpu = cluster.gpus > 0 and settings.device != "cpu"
         gpus = share([g for _, g in cluster.nodes], actors) if use_gpu else 0.0

@@ -1,4 +1,4 @@
-"""The run folder: config.yaml, metrics.csv, summary.json, TensorBoard events, log.txt, figures."""
+"""The run folder: config.yaml, metrics.csv, summary.json, TensorBoard events, figures."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ class RunFolder:
         self.settings = settings
         self.name = config.run_name(settings)
         self.path = Path(settings.out) / self.name
-        if settings.fresh and (self.path / "config.yaml").is_file():
-            shutil.rmtree(self.path)
-        if (self.path / "config.yaml").is_file():
+        is_run = (self.path / "config.yaml").is_file()
+        if is_run and not settings.fresh:
             changed = config.differences(config.load_file(self.path / "config.yaml"), settings)
             if changed:
                 raise UserError(
                     f"{self.path} holds a run with other settings ({'; '.join(changed)}); "
                     "choose another name=… or fresh=true"
                 )
-        elif self.path.exists() and any(self.path.iterdir()):
+        elif not is_run and self.path.exists() and any(self.path.iterdir()):
             raise UserError(
                 f"{self.path}: is not empty and is no run folder; choose another name=…"
             )
@@ -49,11 +48,15 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run."""
         path = self.path / "summary.json"
+        if self.settings.fresh:
+            return None
         return json.loads(path.read_text()) if path.is_file() else None
 
     def open(self) -> None:
         """Make the folder and write the resolved settings."""
         try:
+            if self.settings.fresh and (self.path / "config.yaml").is_file():
+                shutil.rmtree(self.path)
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             (self.path / "config.yaml").write_text(config.to_yaml(self.settings))
         except OSError as e:

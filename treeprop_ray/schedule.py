@@ -247,10 +247,10 @@ def interleave(pieces: list[list[Wave]], stride: int) -> list[Call]:
 def one_step(
     tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int = 1
 ) -> list[Call]:
-    """The calls of a TreeProp step. A piece enters two levels behind the one before it, so at most
-    D + 1 pieces are ever between their forward and their backward."""
+    """The calls of a TreeProp step. A piece enters one level behind the one before it, so at most
+    2D pieces are ever between their forward and their backward."""
     waves = [one_piece(tree, rule, layout, stem_trains, m) for m in range(pieces)]
-    return interleave(waves, stride=6)
+    return interleave(waves, stride=3)
 
 
 def one_chain_step(stages: int, stem_trains: bool, pieces: int = 1) -> list[Call]:
@@ -278,4 +278,4 @@ def one_chain_step(stages: int, stem_trains: bool, pieces: int = 1) -> list[Call
             waves[-1][3][0].append(Op("close", 0, ("a0",)))
         return make_calls(waves, m)
 
-    return interleave([piece_waves(m) for m in range(pieces)], stride=2)
+    return interleave([piece_waves(m) for m in range(pieces)], stride=1)

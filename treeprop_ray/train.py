@@ -21,6 +21,7 @@ from treeprop_ray.config import Settings
 if TYPE_CHECKING:
     from treeprop_ray.data import DataSet
     from treeprop_ray.engine.base import Engine, Score, StepReport
+    from treeprop_ray.optim import OptimizerRule
     from treeprop_ray.tree import Tree
 
 
@@ -56,6 +57,7 @@ class Trainer:
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
         from treeprop_ray import checkpoint
+        from treeprop_ray.optim import OptimizerRule
         from treeprop_ray.progress import Bar
 
         self.engine = build_engine(self.settings, self.data, self.total_steps)
@@ -65,7 +67,13 @@ class Trainer:
             if found:
                 self._resume(found)
             self.paths = paths_of(self.settings, self.engine.tree)
-            self.log = Log(self.folder.path, self.engine.tree, list(self.paths), self.start)
+            self.log = Log(
+                self.folder.path,
+                self.engine.tree,
+                list(self.paths),
+                self.start,
+                OptimizerRule.of(self.settings, self.total_steps),
+            )
             began = time.perf_counter()
             with Bar(self.folder.name, self.total_steps, self.start) as bar:
                 for step in range(self.start, self.total_steps):
@@ -79,8 +87,8 @@ class Trainer:
         from treeprop_ray import checkpoint
 
         checkpoint.check_fits(found, self.engine.tree.N, self.settings.split)
-        self.engine.load((found.weights, found.optimizer))
         self.start, self.best = found.meta["step"], found.meta["best"]
+        self.engine.load((found.weights, found.optimizer), self.start)
         self.wall = found.meta["wall_seconds"]
         print(f"continuing from {found.path} (step {self.start} of {self.total_steps})", flush=True)
 
@@ -216,7 +224,9 @@ def block_applications(settings: Settings, tree: Tree) -> int:
 class Log:
     """Writes metrics.csv and TensorBoard events; keeps what the progress line shows."""
 
-    def __init__(self, folder: Any, tree: Tree, paths: Sequence[str], step: int) -> None:
+    def __init__(
+        self, folder: Any, tree: Tree, paths: Sequence[str], step: int, optimizer: OptimizerRule
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         from treeprop_ray.runs import MetricsFile
@@ -228,7 +238,7 @@ class Log:
             *(f"{kind}/{n}" for n in tree.nodes for kind in ("own", "right", "ce")),
             *(f"{kind}/{p}" for p in paths for kind in ("accuracy", "val_loss")),
         ]  # fmt: skip
-        self.tree = tree
+        self.tree, self.optimizer = tree, optimizer
         self.file = MetricsFile(folder / "metrics.csv", columns, step)
         self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
         self.loss = float("nan")
@@ -247,7 +257,7 @@ class Log:
     ) -> None:
         """A row of one step: losses by node, gradient norm, learning rate, seconds per step and
         the share of them that went into getting the training batch."""
-        from treeprop_ray.optim import OptimizerRule, global_norm
+        from treeprop_ray.optim import global_norm
 
         row: dict[str, Any] = {"kind": "step", "step": step, "epoch": epoch}
         losses: dict[int, dict[str, float]] = {}
@@ -264,13 +274,14 @@ class Log:
         now = time.perf_counter()
         row["loss"] = self.loss = total
         row["grad_norm"] = global_norm(r.square_norms for r in reports)
-        row["lr"] = OptimizerRule.of(settings, 1).lr
+        row["lr"] = self.optimizer.lr_at(step - 1)
         row["step_seconds"] = (now - self._last[0]) / max(1, step - self._last[1])
         data_seconds = sum(r.data_seconds for r in reports)
         row["data_share"] = (data_seconds - self._data_seconds) / (now - self._last[0])
         self._last, self._data_seconds = (now, step), data_seconds
-        if clean is not None:
-            row["clean_ce"], row["tree_ce"] = clean, losses[self.tree.spine[-1].n]["ce"]
+        tree_ce = losses.get(self.tree.spine[-1].n, {}).get("ce")  # absent if it has no weight
+        if clean is not None and tree_ce is not None:
+            row["clean_ce"], row["tree_ce"] = clean, tree_ce
             leak: float = row["clean_ce"] - row["tree_ce"]
             row["leak"] = self.leak = leak
             self._warn(leak, row["tree_ce"])

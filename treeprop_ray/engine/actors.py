@@ -56,7 +56,7 @@ class HostActor:
         self.role = role
         self.host = role.make_host()
         self.broken: TrainingError | None = None
-        self.spans: deque[Span] = deque(maxlen=max(1, role.keep_spans))
+        self.spans: deque[Span] = deque(maxlen=role.keep_spans)
         self.sent = 0
         self.busy = 0.0
         self._gauges = _Gauges(role.name)
@@ -93,7 +93,9 @@ class HostActor:
         """Losses and gradient norms after the backward waves; `_` is the call it waits for."""
         if self.broken:
             raise self.broken
-        return self.host.report(step, norms)
+        report = self.host.report(step, norms)
+        self._gauges.losses(report)
+        return report
 
     def apply(self, step: int, *reports: StepReport) -> None:
         """Optimizer step with the gradient norms of all hosts."""
@@ -103,7 +105,6 @@ class HostActor:
         """Report and optimizer step in one call, when no global norm is needed."""
         report = self.report(step, norms)
         self.host.apply(step, None)
-        self._gauges.losses(report)
         return report
 
     def _note(self, call: Call, step: int, begin: float, end: float, sent: int) -> None:

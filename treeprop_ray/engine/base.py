@@ -69,8 +69,8 @@ class Engine(Protocol):
     def state(self) -> State:
         """Weights and optimizer state after the last step, keyed by edge."""
 
-    def load(self, state: State) -> None:
-        """Take up a state."""
+    def load(self, state: State, step: int = 0) -> None:
+        """Take up a state that an earlier run had before `step`."""
 
     def spans(self) -> list[Span]:
         """When the actors worked during the last steps; empty in one process."""

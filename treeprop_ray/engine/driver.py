@@ -7,23 +7,36 @@ only waits for the step before the last `in_flight` ones.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from treeprop_ray.engine.actors import Role, actor_class
 from treeprop_ray.engine.base import StepReport
-from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.errors import ActorLost, TrainingError, UserError
 from treeprop_ray.placement import Plan
 from treeprop_ray.schedule import Call
 
 START_SECONDS = 300  # for all actors to import torch and build their parts
+GROUP_SECONDS = 60  # for a placement group that should fit
+REVIVE_SECONDS = 60  # for one actor that is made anew
+
+
+class PlacementBusy(UserError):
+    """The plan fits the cluster, but not what is free now."""
 
 
 class Driver:
@@ -37,32 +50,40 @@ class Driver:
         clip: bool,
         in_flight: int,
         transport: str,
+        wave_timeout: float = 600.0,
     ) -> None:
-        self.plan, self.calls, self.clip, self.in_flight = plan, calls, clip, in_flight
-        self.direct = transport != "store"
+        self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
+        self.in_flight, self.wave_timeout = in_flight, wave_timeout
+        self.transport, self.direct = transport, transport != "store"
         self.group: PlacementGroup | None = None
         self.actors: list[Any] = []
         self.flight: deque[list[Any]] = deque()
         self.last: list[StepReport] = []
         self._gauges = _Gauges(plan.names[0].rpartition("/")[0])
         try:
-            self._make(roles, transport)
+            self._make()
         except BaseException:
             self.close()
             raise
         self._bind()
 
-    def _make(self, roles: Sequence[Role], transport: str) -> None:
+    def _make(self) -> None:
         self.group = placement_group(self.plan.bundles, strategy=self.plan.strategy)
-        if not self.group.wait(60):
-            raise UserError(
-                f"placement cannot fit now: {len(roles)} bundles of {self.plan.bundles[0]} are not "
-                f"free (in use by others); free: {ray.available_resources()}"
+        if not self.group.wait(GROUP_SECONDS):
+            raise PlacementBusy(
+                f"placement cannot fit now: {len(self.roles)} bundles of {self.plan.bundles[0]} "
+                f"are not free (in use by others); free: {ray.available_resources()}"
             )
-        cls = actor_class(transport)
-        for index, role in enumerate(roles):
-            options = cls.options(
-                name=role.name,
+        self.actors = [self._actor(index) for index in range(len(self.roles))]
+        self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
+        self._join()
+
+    def _actor(self, index: int) -> Any:
+        """Start the actor of a role in its bundle. Ray must not restart it: state would be lost."""
+        return (
+            actor_class(self.transport)
+            .options(
+                name=self.roles[index].name,
                 num_cpus=self.plan.cpus,
                 num_gpus=self.plan.gpus,
                 max_restarts=0,
@@ -71,12 +92,49 @@ class Driver:
                     self.group, placement_group_bundle_index=index
                 ),
             )
-            self.actors.append(options.remote(role))
-        self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
+            .remote(self.roles[index])
+        )
+
+    def _join(self) -> None:
+        """Direct transports need all actors in one collective group."""
         if self.direct:
             from ray.experimental.collective import create_collective_group
 
-            create_collective_group(self.actors, backend=transport)
+            create_collective_group(self.actors, backend=self.transport)
+
+    def revive(self) -> list[str]:
+        """Make dead actors anew in their places; returns their names. The others live on.
+
+        Raises ActorLost when a place is gone with its machine: then a new plan is needed.
+        """
+        self.flight.clear()
+        lost = [i for i, actor in enumerate(self.actors) if not self._alive(actor)]
+        if self.direct and lost:
+            raise ActorLost("a collective group cannot be mended")
+        for index in lost:
+            with contextlib.suppress(Exception):  # it may hang rather than be dead
+                ray.kill(self.actors[index])
+            self.actors[index] = self._actor_anew(index)
+        if not self._alive(*(self.actors[i] for i in lost)):
+            raise ActorLost("the place of an actor is gone")
+        self._bind()
+        return [self.roles[i].name for i in lost]
+
+    def _actor_anew(self, index: int) -> Any:
+        """Ray frees the name of a dead actor only after a moment."""
+        for _ in range(100):
+            try:
+                return self._actor(index)
+            except ValueError:  # ActorAlreadyExistsError is one
+                time.sleep(0.1)
+        raise ActorLost(f"the name {self.roles[index].name} stays taken")
+
+    def _alive(self, *actors: Any) -> bool:
+        try:
+            ray.get([a.ready.remote() for a in actors], timeout=REVIVE_SECONDS)
+        except (RayError, GetTimeoutError):
+            return False
+        return True
 
     def _bind(self) -> None:
         """Prepare for every call its actor's method, its index there and where inputs come from."""
@@ -93,7 +151,7 @@ class Driver:
         self.wait()
         pairs = zip(self.actors, roles, strict=True)
         self._get([actor.become.remote(role) for actor, role in pairs])
-        self.calls = calls
+        self.roles, self.calls = roles, calls
         self._bind()
 
     @property
@@ -142,20 +200,26 @@ class Driver:
     def _get(self, refs: list[Any], timeout: float | None = None) -> list[Any]:
         """ray.get that speaks plainly about what went wrong."""
         try:
-            return list(ray.get(refs, timeout=timeout))
+            return list(ray.get(refs, timeout=timeout or self.wave_timeout))
         except RayTaskError as e:
             cause = getattr(e, "cause", None)
             while isinstance(cause, RayTaskError):
                 cause = cause.cause
             if isinstance(cause, TrainingError | UserError):
                 raise cause from None
-            if isinstance(cause, RayActorError):
-                raise TrainingError(f"an actor died: {first_line(cause)}") from e
+            if isinstance(cause, RayActorError | ObjectLostError):
+                raise ActorLost(first_line(cause)) from e
             raise TrainingError(f"an actor failed: {first_line(cause or e)}") from e
-        except RayActorError as e:
-            raise TrainingError(f"an actor died: {first_line(e)}") from e
+        except (RayActorError, ObjectLostError) as e:
+            raise ActorLost(first_line(e)) from e
         except GetTimeoutError as e:
-            raise TrainingError(f"actors did not start within {START_SECONDS} s") from e
+            raise TrainingError(self._late(refs, timeout or self.wave_timeout)) from e
+
+    def _late(self, refs: list[Any], seconds: float) -> str:
+        """Names the actors whose calls have not come back."""
+        _, missing = ray.wait(refs, num_returns=len(refs), timeout=0)
+        late = {self.roles[refs.index(ref) % len(self.roles)].name for ref in missing}
+        return f"no answer within {seconds:g} s from {', '.join(sorted(late))}"
 
     def get(self, refs: list[Any]) -> list[Any]:
         """Results of calls outside the schedule (evaluation, state)."""
@@ -164,7 +228,8 @@ class Driver:
     def close(self) -> None:
         """End all actors and give back their resources."""
         for actor in self.actors:
-            ray.kill(actor)
+            with contextlib.suppress(Exception):  # it may be dead already
+                ray.kill(actor)
         self.actors = []
         self.flight.clear()
         if self.group is not None:

@@ -80,7 +80,7 @@ class LocalEngine:
     def state(self) -> State:
         return self.host.state()
 
-    def load(self, state: State) -> None:
+    def load(self, state: State, step: int = 0) -> None:
         self.host.load(*state)
 
     def spans(self) -> list[Span]:

@@ -11,11 +11,6 @@ from treeprop_ray.config import RaySettings
 from treeprop_ray.errors import UserError
 from treeprop_ray.placement import Cluster
 
-# Ray reads these when it is imported.
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # keep 127.0.0.1 as it is
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_DEDUP_LOGS", "1")
-
 
 def start(settings: RaySettings) -> bool:
     """Connect or start Ray; returns whether `stop` should end it."""
