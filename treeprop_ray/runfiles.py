@@ -64,6 +64,7 @@ def load_network(settings: Settings, data: DataSet, found: checkpoint.Checkpoint
         mine = {k[len(prefix) :]: v for k, v in found.weights.items() if k.startswith(prefix)}
         if mine:
             module.load_state_dict(mine)
+    network.bf16 = settings.precision == "bf16"
     return network.eval()
 
 

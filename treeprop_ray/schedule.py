@@ -21,6 +21,9 @@ When a spine node and the head live apart, the head answers in a call of its own
     beta = 0    node: lift, settle -> mu_n, z_n    head -> g_n    node: receive, backward
     beta > 0    node: lift -> mu_n                 head -> g_n    node: receive, settle -> z_n
 
+With beta = 0 the right block is not needed for z_n: its forward and backward (`answer`) stand
+aside and fill the time until the adjoints come.
+
 Tensors are named by what they are: z4 (state), mu4 (spine node's mu_fwd for the head), g4 (the
 head's answer), l2 and r2 (adjoints that node 2 hands to its parent for its z_l and z_r, its own
 contribution plus those of its descendants). Adding up along the tree fixes the order of every
@@ -30,7 +33,7 @@ sum, so results do not depend on the placement.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from treeprop_ray.rule import Rule
 from treeprop_ray.tree import Node, Tree
@@ -54,7 +57,7 @@ class Call:
     readers together. What stays inside a host is not listed.
     """
 
-    phase: str  # stem | forward | head | settle | backward | stem_backward
+    phase: str  # stem | forward | head | settle | aside | backward | stem_backward
     level: int
     host: int
     piece: int
@@ -89,6 +92,17 @@ class Layout:
     def single(cls, tree: Tree) -> Layout:
         """Everything in one host."""
         return cls(dict.fromkeys(tree.nodes, 0))
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The ops of one node, by the call they belong to; a call may be empty."""
+
+    forward: list[Op]
+    head: list[Op] = field(default_factory=list)
+    settle: list[Op] = field(default_factory=list)
+    aside: list[Op] = field(default_factory=list)  # any time before the backward call
+    backward: list[Op] = field(default_factory=list)
 
 
 class Flow:
@@ -135,22 +149,24 @@ class Flow:
     def settle(self, node: Node) -> Op:
         return Op("settle", node.n, (), (f"z{node.n}",))
 
-    def phases(self, node: Node) -> tuple[list[Op], list[Op], list[Op], list[Op]]:
-        """A node's ops in its forward, head, settle and backward call; a call may be empty."""
+    def phases(self, node: Node) -> Phases:
+        """A node's ops in its forward, head, settle, aside and backward call."""
         lift, settle = self.lift(node), self.settle(node)
         back = self.backward(node)
         now, later = ([], back) if self.awaits(node) else (back, [])
         if not self.tree.is_spine(node):
             answer = Op("answer", node.n, (f"z{node.r}",))
-            return [lift, answer, settle, *now], [], [], later
+            if self.rule.beta == 0 and later:  # z_n does not wait for the right block
+                return Phases([lift, settle], aside=[answer], backward=later)
+            return Phases([lift, answer, settle, *now], backward=later)
         if not self.rule.asks_head(self.tree, node):
-            return [lift, settle, *now], [], [], later
+            return Phases([lift, settle, *now], backward=later)
         head, receive = self.head(node), self.receive(node)
         if not self.apart(node):
-            return [lift, head, receive, settle, *now], [], [], later
+            return Phases([lift, head, receive, settle, *now], backward=later)
         if self.rule.beta > 0:
-            return [lift], [head], [receive, settle, *now], later
-        return [lift, settle], [head], [], [receive, *back]
+            return Phases([lift], [head], [receive, settle, *now], backward=later)
+        return Phases([lift, settle], [head], backward=[receive, *back])
 
 
 Wave = tuple[int, list[Call]]  # (clock, calls that do not depend on each other)
@@ -177,17 +193,25 @@ def one_piece(
         if by_host:
             waves.append((clock, phase, level, dict(sorted(by_host.items()))))
 
+    # What is aside goes into the host's call for the finest level, which nobody's forward waits
+    # for; a host without one (an actor per node) does it in a call of its own while its
+    # descendants work.
+    late = {at[node.n] for node in tree.level(D)}
+    aside: list[tuple[int, list[Op]]] = []
     if not root_here:
         wave(0, "stem", 0, [(boundary, flow.open())])
     for s in range(1, D + 1):
-        rows = [(node, flow.phases(node)) for node in tree.level(s)]
+        rows = [(at[node.n], flow.phases(node)) for node in tree.level(s)]
         opening = [(boundary, flow.open())] if root_here and s == 1 else []
-        wave(3 * s - 2, "forward", s, opening + [(at[node.n], ops[0]) for node, ops in rows])
-        wave(3 * s - 1, "head", s, [(boundary, ops[1]) for _, ops in rows])
-        wave(3 * s, "settle", s, [(at[node.n], ops[2]) for node, ops in rows])
+        aside += [(host, ops.aside) for host, ops in rows if host in late]
+        closing = aside if s == D else []
+        wave(3 * s - 2, "forward", s, opening + [(h, ops.forward) for h, ops in rows] + closing)
+        wave(3 * s - 1, "head", s, [(boundary, ops.head) for _, ops in rows])
+        wave(3 * s, "settle", s, [(h, ops.settle) for h, ops in rows])
+        wave(3 * s, "aside", s, [(h, ops.aside) for h, ops in rows if h not in late])
     for s in range(D, 0, -1):
-        rows = [(node, flow.phases(node)) for node in tree.level(s)]
-        wave(3 * (2 * D - s) + 1, "backward", s, [(at[node.n], ops[3]) for node, ops in rows])
+        rows = [(at[node.n], flow.phases(node)) for node in tree.level(s)]
+        wave(3 * (2 * D - s) + 1, "backward", s, [(h, ops.backward) for h, ops in rows])
     if not root_here:
         wave(6 * D, "stem_backward", 0, [(boundary, flow.close())])
     return make_calls(waves, piece)

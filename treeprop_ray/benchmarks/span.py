@@ -38,13 +38,15 @@ class EmulatedHost:
     """Sleeps instead of computing.
 
     `paper` counts as the paper does: a node's forward is one unit and its backward is one unit.
-    `strict` counts every block application: the right block's forward and backward (two units)
-    run beside the next level and must be done before the node's own backward.
+    `strict` counts every block application, with a device for each node: the right block's
+    forward and backward (two units) run beside the next levels and must be done before the
+    node's own backward.
     """
 
     def __init__(self, seconds: float, counting: str, blocks: int) -> None:
         self.seconds, self.strict, self.blocks = seconds, counting == "strict", blocks
         self.due: dict[tuple[int, int], float] = {}
+        self.settled: dict[tuple[int, int], float] = {}
 
     def run(
         self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]
@@ -55,9 +57,13 @@ class EmulatedHost:
             time.sleep(self.seconds * self.blocks)
         if "lift" in verbs:
             time.sleep(self.seconds)
+        now = time.perf_counter()
         for op in call.ops:
-            if op.verb in ("answer", "head") and self.strict:
-                self.due[piece.index, op.n] = time.perf_counter() + 2 * self.seconds
+            if op.verb == "settle":
+                self.settled[piece.index, op.n] = now  # leaves answer before they settle
+            elif op.verb in ("answer", "head") and self.strict:
+                since = self.settled.pop((piece.index, op.n), now)
+                self.due[piece.index, op.n] = since + 2 * self.seconds
         if "back" in verbs:
             time.sleep(self.seconds * self.blocks)
         if "backward" in verbs:
@@ -166,9 +172,10 @@ NOTES = [
     "level in one host sleep at the same time, as on N / 2 devices.",
     "",
     "`speed-up` counts as the paper does: a node's forward is one unit, its backward one unit; "
-    "ideal N / D. `strict` counts every block application: the right block's forward and "
-    "backward run beside the next level (two more units at the finest level); ideal "
-    "N / (D + 1). Chain: backpropagation over the same actors, 2 N units.",
+    "ideal N / D. `strict` counts every block application, with a device for each node and "
+    "beta = 0: the right block's forward and backward run beside the next levels (two more "
+    "units at the finest level); ideal N / (D + 1). Chain: backpropagation over the same actors, "
+    "2 N units.",
 ]
 
 

@@ -117,7 +117,8 @@ def network_through(network: TreeNetwork) -> Through:
 
     @torch.no_grad()
     def through(edge: Edge, z: Tensor) -> Tensor:
-        out: Tensor = parts[edge](z)
+        with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
+            out: Tensor = parts[edge](z)
         return out
 
     return through
