@@ -38,24 +38,27 @@ def run(settings: EvaluateSettings) -> None:
     from treeprop_ray.engine.base import score_network
     from treeprop_ray.runfiles import (
         as_path_text,
+        check_permutation,
         load_network,
         parse_path,
         pick_checkpoint,
         run_settings,
     )
-    from treeprop_ray.train import paths_of, table_of
+    from treeprop_ray.train import outline_of, table_of
 
     of_run = run_settings(settings.run)
     of_run.data.root = settings.data_root or of_run.data.root
     found = pick_checkpoint(settings.run, settings.checkpoint)
     samples = data.load(of_run)
+    check_permutation(settings.run, samples.permutation)
     network = load_network(of_run, samples, found)
     text = as_path_text(settings.path)
-    paths = paths_of(of_run, network.tree)
+    outline = outline_of(of_run, network.tree)
+    paths = outline.paths
     if text != "all":
-        paths = {text if text in paths else "path": parse_path(text, network.tree, of_run.method)}
+        paths = {text if text in paths else "path": parse_path(text, outline, of_run.method)}
     scores = score_network(network, paths, samples.batches(settings.split))
-    print(f"{found.path}\n{table_of(paths, {settings.split: scores})}")
+    print(f"{found.path}\n{table_of(outline, paths, {settings.split: scores})}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

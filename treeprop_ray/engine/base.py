@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch.nn import functional as F
 from treeprop_ray.factor import full
 from treeprop_ray.network import STEM, TreeNetwork
 from treeprop_ray.tree import Edge, Tree
+
+if TYPE_CHECKING:
+    from treeprop_ray.through_time.network import TimeNetwork
 
 State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), keyed by edge
 
@@ -27,7 +30,7 @@ class Score:
 
 @dataclass
 class StepReport:
-    """What a host tells about a step: unweighted loss terms by node, squared gradient norms."""
+    """What a host tells of a step: unweighted loss terms by place, squared gradient norms by part."""
 
     losses: dict[int, dict[str, float]] = field(default_factory=dict)
     square_norms: dict[str, float] = field(default_factory=dict)
@@ -83,11 +86,21 @@ def score_paths(
 
 
 def score_network(
-    network: TreeNetwork,
+    network: TreeNetwork | TimeNetwork,
     paths: Mapping[str, Sequence[int]],
     batches: Iterable[tuple[Tensor, Tensor]],
 ) -> dict[str, Score]:
     """Score paths of a network in this process."""
+    if isinstance(network, TreeNetwork):
+        return _score_tree(network, paths, batches)
+    return network.eval().score(paths, batches)
+
+
+def _score_tree(
+    network: TreeNetwork,
+    paths: Mapping[str, Sequence[int]],
+    batches: Iterable[tuple[Tensor, Tensor]],
+) -> dict[str, Score]:
     parts = network.eval().parts()
 
     @torch.no_grad()
