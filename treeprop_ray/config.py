@@ -62,7 +62,9 @@ class Data:
 class Time:
     """TreeProp through time (model.name gru or elman): N = 2**depth symbols per sample."""
 
-    depth: int = opt(4, "depth D of the time tree; a sample is cut into 2**D symbols", low=1, high=16)
+    depth: int = opt(
+        4, "depth D of the time tree; a sample is cut into 2**D symbols", low=1, high=16
+    )
     sweeps: int = opt(0, "consistency sweeps K of the deployed cell", low=0, high=1024)
     lambda_cons: float = opt(1.0, "weight of the consistency loss", low=0)
     recipe: str = opt(

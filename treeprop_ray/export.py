@@ -56,7 +56,6 @@ def run(settings: ExportSettings) -> None:
         pick_checkpoint,
         run_settings,
     )
-
     from treeprop_ray.through_time.network import TimeNetwork
     from treeprop_ray.train import outline_of
 

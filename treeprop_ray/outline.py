@@ -42,10 +42,9 @@ def over_time(settings: Settings) -> Outline:
     """A recurrent run: losses by depth, the tree readout and the deployed chain."""
     time = settings.time
     tree = Tree(2**time.depth)
-    common = {"deployed": frozenset({"f0", "readout"}), "over_time": True}
+    deployed = frozenset({"f0", "readout"})
     if settings.method != "tree":
-        paths, weights = {"full": tree.chain}, {0: {"ce": 1.0}}
-        return Outline(tree, paths, weights, applications=tree.N, **common)
+        return Outline(tree, {"full": tree.chain}, {0: {"ce": 1.0}}, deployed, tree.N, True)
     terms: dict[int, dict[str, float]] = {d: {"ce": 1.0} for d in range(time.depth)}
     for d in range(time.depth - 1):
         terms[d]["right"] = 1.0  # the coarsest depth has one node, whose target is the label
@@ -54,5 +53,4 @@ def over_time(settings: Settings) -> Outline:
     paths = {"tree": tree.spine_paths[-1], "full": tree.chain}
     # two applications per node; the first sweep is already there when others follow
     sweeps = max(time.sweeps - 1, min(1, time.sweeps)) * (tree.N - 1)
-    applications = 2 * (tree.N - 1) + sweeps
-    return Outline(tree, paths, terms, applications=applications, **common)
+    return Outline(tree, paths, terms, deployed, 2 * (tree.N - 1) + sweeps, True)

@@ -12,9 +12,9 @@ from treeprop_ray.config import Settings
 from treeprop_ray.errors import UserError
 
 if TYPE_CHECKING:
-    from treeprop_ray.data import DataSet
     from torch import Tensor
 
+    from treeprop_ray.data import DataSet
     from treeprop_ray.network import TreeNetwork
     from treeprop_ray.outline import Outline
     from treeprop_ray.through_time.network import TimeNetwork
@@ -56,9 +56,10 @@ def pick_checkpoint(run: str, which: str) -> checkpoint.Checkpoint:
 def check_permutation(run: str, permutation: Tensor | None) -> None:
     """The order in which a run has read its numbers is the one that this program would use."""
     stored = Path(run) / "permutation.json"
-    if permutation is not None and stored.is_file():
-        if json.loads(stored.read_text()) != permutation.tolist():
-            raise UserError(f"{stored}: is not the permutation that data.permuted=true gives here")
+    if permutation is None or not stored.is_file():
+        return
+    if json.loads(stored.read_text()) != permutation.tolist():
+        raise UserError(f"{stored}: is not the permutation that data.permuted=true gives here")
 
 
 def load_network(

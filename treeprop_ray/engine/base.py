@@ -30,7 +30,7 @@ class Score:
 
 @dataclass
 class StepReport:
-    """What a host tells of a step: unweighted loss terms by place, squared gradient norms by part."""
+    """What a host tells of a step: unweighted loss terms by place, squared norms by part."""
 
     losses: dict[int, dict[str, float]] = field(default_factory=dict)
     square_norms: dict[str, float] = field(default_factory=dict)

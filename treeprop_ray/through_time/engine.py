@@ -197,9 +197,9 @@ def build(settings: Settings, data: DataSet, total_steps: int) -> Engine:
     from treeprop_ray.engine.local import pick_device
 
     if settings.engine == "ray":
-        from treeprop_ray.through_time import ray
+        from treeprop_ray.through_time import distributed
 
-        return ray.build(settings, data, total_steps)
+        return distributed.build(settings, data, total_steps)
     torch.set_num_threads(settings.threads)
     common = (
         TimeNetwork.of(settings, data),

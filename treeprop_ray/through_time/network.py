@@ -6,6 +6,7 @@ The time tree is Tree(2**D): an edge (l, r) of length 2**d is served by f_d on x
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,21 +49,19 @@ def make_part(settings: Settings, shape: DataSet | Shape, name: str) -> nn.Modul
 class TimePath(nn.Module):
     """A path as a plain network: h_r = f_d(h_l, x[l:r]) along it, then the readout."""
 
-    def __init__(self, cells: Mapping[str, nn.Module], readout: nn.Module, path: list[int]) -> None:
+    def __init__(self, cells: Mapping[str, nn.Module], readout: nn.Linear, path: list[int]) -> None:
         super().__init__()
-        spans = [(l, r, cell_name((r - l).bit_length() - 1)) for l, r in zip(path, path[1:])]
+        self.hidden = readout.in_features
+        spans = [(l, r, cell_name((r - l).bit_length() - 1)) for l, r in pairwise(path)]
         self.spans = spans
         self.cells = nn.ModuleDict({name: cells[name] for name in sorted({s[2] for s in spans})})
         self.readout = readout
 
     def forward(self, x_BNS: Tensor) -> Tensor:
         """Sequences to logits."""
-        h: Tensor | None = None
+        h = x_BNS.new_zeros(x_BNS.shape[0], self.hidden)
         for l, r, name in self.spans:
-            cell = self.cells[name]
-            if h is None:
-                h = x_BNS.new_zeros(len(x_BNS), cell.hidden)  # type: ignore[arg-type]
-            h = cell(x_BNS[:, l:r].flatten(1), h)
+            h = self.cells[name](x_BNS[:, l:r].flatten(1), h)
         out: Tensor = self.readout(h)
         return out
 
@@ -84,8 +83,12 @@ class TimeNetwork(nn.Module):
         names = part_names(depth) if settings.method == "tree" else [cell_name(0), READOUT]
         made = cls(depth, {name: make_part(settings, shape, name) for name in names})
         if weights is not None:
-            made.module.load_state_dict({k.replace("/", "."): v for k, v in weights.items()})
+            made.load(weights)
         return made
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take up weights keyed as in checkpoints: `f0/weight_ih`."""
+        self.module.load_state_dict({k.replace("/", "."): v for k, v in weights.items()})
 
     def parts(self) -> dict[str, nn.Module]:
         """Cells and readout by name."""
@@ -94,7 +97,9 @@ class TimeNetwork(nn.Module):
     def path(self, indices: Sequence[int]) -> TimePath:
         """The network along a path of the time tree; shares weights."""
         self.tree.path_edges(indices)
-        return TimePath(self.parts(), self.module[READOUT], list(indices))
+        readout = self.module[READOUT]
+        assert isinstance(readout, nn.Linear)
+        return TimePath(self.parts(), readout, list(indices))
 
     def chain(self) -> TimePath:
         """The deployed network: f_0, step by step."""

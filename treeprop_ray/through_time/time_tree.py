@@ -51,7 +51,7 @@ class TimeRule:
 
 
 class Depth:
-    """The work of one depth for a piece of the batch: ahead, then back with the readout's answer."""
+    """One depth's work on a piece of the batch: ahead, then back with the readout's answer."""
 
     def __init__(self, cell: Cell, d: int, rule: TimeRule, autocast: Autocast) -> None:
         self.cell, self.d, self.rule, self.autocast = cell, d, rule, autocast
@@ -88,9 +88,10 @@ class Depth:
         return swept
 
     def back(self, answer_BH: Tensor, batch: int) -> Terms:
-        """Backward of this depth; `answer` is d CE / d h_N_hat, `batch` the size of the whole batch.
+        """Backward of this depth; `answer` is d CE / d h_N_hat.
 
-        The slopes of the squared errors are written out, so no loss enters the graph.
+        Means are over `batch`, the whole batch, of which this may be a piece. The slopes of the
+        squared errors are written out, so no loss enters the graph.
         """
         assert self._hat is not None and self._targets is not None
         terms: Terms = {}
