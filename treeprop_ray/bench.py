@@ -1,6 +1,7 @@
 """Measure: every benchmark compares things in one run and prints the ratio.
 
     python -m treeprop_ray.bench step                   # local TreeProp step over a BP step
+    python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """
@@ -20,9 +21,12 @@ from treeprop_ray.errors import UserError
 class BenchSettings:
     """Settings of the bench command."""
 
-    bench: str = opt("step", "which benchmark (the first word of the command)", choices=["step"])
+    bench: str = opt(
+        "step", "which benchmark (the first word of the command)", choices=["step", "tt"]
+    )
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
+    depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
     out: str = opt("results", "folder for the table")
 
 
@@ -35,9 +39,9 @@ def load(words: Sequence[str]) -> BenchSettings:
 
 def run(settings: BenchSettings) -> None:
     """The bench command."""
-    from treeprop_ray.benchmarks import step
+    from treeprop_ray.benchmarks import step, tt
 
-    benches = {"step": step.run}
+    benches = {"step": step.run, "tt": tt.run}
     if settings.bench not in benches:
         raise UserError(f"bench={settings.bench}: one of {', '.join(benches)}")
     benches[settings.bench](settings)

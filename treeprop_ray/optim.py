@@ -80,12 +80,17 @@ class PartOptimizer:
 
     def square_norms(self) -> dict[str, float]:
         """Sum of squared gradients of every part."""
-        out = {}
-        for name, named in self.params.items():
-            grads = [p.grad for p in named.values() if p.grad is not None]
-            if grads:
-                norms = torch.stack(torch._foreach_norm(grads)).double()
-                out[name] = float((norms**2).sum())
+        found = [
+            (name, p.grad)
+            for name, named in self.params.items()
+            for p in named.values()
+            if p.grad is not None
+        ]
+        out: dict[str, float] = {}
+        if found:
+            norms = torch.stack(torch._foreach_norm([grad for _, grad in found]))
+            for (name, _), norm in zip(found, norms.tolist(), strict=True):
+                out[name] = out.get(name, 0.0) + norm * norm
         return out
 
     def step(self, step: int, square_norms: Iterable[Mapping[str, float]] | None) -> None:

@@ -97,7 +97,7 @@ class BoundaryHost(Owner):
     """Data, labels and readout; scores the network with the cells that the depths send."""
 
     def __init__(
-        self, batches: Batches, network: Callable[[], TimeNetwork], readout: nn.Module, *rest: Any
+        self, batches: Batches, network: Callable[[], TimeNetwork], readout: nn.Linear, *rest: Any
     ) -> None:
         super().__init__({READOUT: readout}, *rest)
         self.batch, self.network = batches, network
@@ -117,7 +117,7 @@ class BoundaryHost(Owner):
         d = call.nodes[0]
         hat = inputs[f"e{d}"]
         assert hat is not None
-        labels = y[piece.start : piece.stop]
+        labels = self.readout.onehot(y[piece.start : piece.stop])
         ce, slope = self.readout.answer(hat.to(self.device), labels, piece.total)
         self.note(d, {"ce": ce})
         return {f"g{d}": slope}
@@ -154,6 +154,7 @@ class TimeJob:
         rest = (self.optimizer, self.device, s.precision)
         if index == BOUNDARY:
             readout = make_part(s, self.shape, READOUT)
+            assert isinstance(readout, nn.Linear)
             network = partial(TimeNetwork.of, s, self.shape)
             return BoundaryHost(batches_from_settings(s), network, readout, *rest)
         d = index - 1

@@ -64,7 +64,7 @@ class Owner:
         found = [(d, k, v) for d, terms in self._terms.items() for k, v in terms.items()]
         self._terms = {}
         out = StepReport()
-        values = torch.stack([v.double() for _, _, v in found]).tolist() if found else []
+        values = torch.stack([v for _, _, v in found]).tolist() if found else []
         for (d, name, _), value in zip(found, values, strict=True):
             if not math.isfinite(value):
                 raise TrainingError(f"loss {name}={value} at depth {d}, step {step}")
@@ -158,13 +158,16 @@ class TreeEngine(TimeEngine):
             Depth(cells[cell_name(d)], d, rule, autocast)  # type: ignore[arg-type]
             for d in range(rule.depth)
         ]
-        self.readout = Readout(cells[READOUT], autocast)
+        readout = cells[READOUT]
+        assert isinstance(readout, nn.Linear)
+        self.readout = Readout(readout, autocast)
 
     def gradients(self, x_BNS: Tensor, y: Tensor, piece: Piece) -> None:
         states = first_states(x_BNS, self.depths[0].cell.hidden)
+        labels = self.readout.onehot(y)
         for depth in reversed(self.depths):
             states, hat = depth.ahead(x_BNS, states)
-            ce, answer = self.readout.answer(hat, y, piece.total)
+            ce, answer = self.readout.answer(hat, labels, piece.total)
             self.owner.note(depth.d, {"ce": ce, **depth.back(answer, piece.total)})
 
 

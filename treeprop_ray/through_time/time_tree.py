@@ -69,23 +69,24 @@ class Depth:
             h_n = self.cell.advance(p_left, states_BMH)
             self._hat = self.cell.advance(p_right, h_n)
         self._targets = states_BMH[:, 1:]
-        finer = torch.stack((states_BMH, h_n.detach()), 2).view(B, 2 * M, H)
+        h_n, hat = h_n.detach(), self._hat.detach()
+        finer = torch.stack((states_BMH, h_n), 2).view(B, 2 * M, H)
         if self.sweeps:
-            once = torch.stack((h_n, self._hat), 2).view(B, 2 * M, H)[:, :-1].detach()
-            self._swept = (self._sweep(p_all[:, :-1], once, finer), finer[:, 1:])
-        return finer, self._hat[:, -1].detach()
+            once = torch.stack((h_n, hat), 2).view(B, 2 * M, H)
+            self._swept = (self._sweep(p_all, once, finer), finer[:, 1:])
+        return finer, hat[:, -1]
 
     def _sweep(self, p: Tensor, once: Tensor, tree: Tensor) -> Tensor:
-        """States 1 … N-1 after K sweeps; `once` is their value after the first, `tree` h_0 … ."""
-        h_0, swept = tree[:, :1], once
-        for i in range(1, self.sweeps + 1):
-            last = i == self.sweeps
-            if i == 1 and not last:
-                continue
-            before = tree[:, :-1] if i == 1 else torch.cat((h_0, swept[:, :-1]), 1)
-            with self.autocast(), torch.set_grad_enabled(last):
-                swept = self.cell.advance(p, before)
-        return swept
+        """h_1 … h_N after K sweeps from `tree`, h_0 … h_{N-1}; `once`: after the first of them."""
+        if self.sweeps == 1:
+            before = tree
+        else:
+            before = torch.cat((tree[:, :1], once[:, :-1]), 1)
+        with self.autocast():
+            with torch.no_grad():
+                for _ in range(self.sweeps - 2):
+                    before = torch.cat((tree[:, :1], self.cell.advance(p, before)[:, :-1]), 1)
+            return self.cell.advance(p, before)
 
     def back(self, answer_BH: Tensor, batch: int) -> Terms:
         """Backward of this depth; `answer` is d CE / d h_N_hat.
@@ -103,12 +104,12 @@ class Depth:
             slope = torch.cat((errors * (2 * share), slope), 1)
         roots, slopes = [self._hat], [slope]
         if self._swept is not None:
-            swept, tree = self._swept
-            errors = swept.detach() - tree
+            swept, tree = self._swept  # h_N has no tree state to be near to
+            errors = swept[:, :-1].detach() - tree
             share = 1 / (batch * errors.shape[1])
             terms["cons"] = errors.square().sum() * share
             roots.append(swept)
-            slopes.append(errors * (2 * share * self.rule.lambda_cons))
+            slopes.append(F.pad(errors * (2 * share * self.rule.lambda_cons), (0, 0, 0, 1)))
         torch.autograd.backward(roots, slopes)
         self._hat = self._targets = self._swept = None
         return terms
@@ -117,18 +118,34 @@ class Depth:
 class Readout:
     """The classifier on h_N; every depth asks it once per piece, and its gradients add up."""
 
-    def __init__(self, module: nn.Module, autocast: Autocast) -> None:
+    def __init__(self, module: nn.Linear, autocast: Autocast) -> None:
         self.module, self.autocast = module, autocast
 
-    def answer(self, hat_BH: Tensor, y: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """(cross-entropy as a share of the whole batch's mean, its slope at h_N_hat)."""
-        leaf = hat_BH.detach().requires_grad_()
+    @torch.no_grad()
+    def answer(self, hat_BH: Tensor, onehot_BC: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """(cross-entropy as a share of the whole batch's mean, its slope at h_N_hat).
+
+        It is asked D times a step, so softmax(logits) - onehot is written out: a graph of its own
+        would take twice the time.
+        """
+        weight, bias = self.module.weight, self.module.bias
         with self.autocast():
-            logits = self.module(leaf)
-        loss = F.cross_entropy(full(logits), y, reduction="sum") / batch
-        loss.backward()
-        assert leaf.grad is not None
-        return loss.detach(), leaf.grad
+            log_p = full(self.module(hat_BH)).log_softmax(-1)
+            slope = (log_p.exp() - onehot_BC).div_(batch)
+            _add_grad(weight, slope.t() @ hat_BH)
+            _add_grad(bias, slope.sum(0))
+            back = (slope @ weight).to(hat_BH.dtype)
+        return (log_p * onehot_BC).sum() / -batch, back
+
+    def onehot(self, y: Tensor) -> Tensor:
+        """Labels as `answer` takes them, made once for all depths."""
+        weight = self.module.weight
+        return F.one_hot(y, len(weight)).to(weight.dtype)
+
+
+def _add_grad(parameter: Tensor, grad: Tensor) -> None:
+    grad = grad.to(parameter.dtype)
+    parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
 
 
 def first_states(x_BNS: Tensor, hidden: int) -> Tensor:
