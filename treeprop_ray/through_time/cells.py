@@ -1,19 +1,38 @@
 """Recurrent cells as plain matrix products: the part that needs no state first, then the rest.
 
-    p = cell.project(x)      all symbols at once, one product
-    h = cell.advance(p, h)   one step (or one step of many nodes at once)
+    p = cell.project(x)               all symbols at once, one product
+    h = cell.advance(p, h)            one step (or one step of many nodes at once), for autograd
+    h, kept = cell.trace(p, h)        the same, keeping what `slopes` needs
+    dp, da, dh = cell.slopes(kept, g) backward of one step, written out
 
-Shapes: x (…, inputs), p (…, gates * H), h (…, H).
+`dp` is the slope at p, `da` that at the state's share a = W_hh h (+ b_hh). The time tree goes back
+through two applications only, so it uses the written-out form and spends no time on graphs.
+Shapes: x (…, inputs), p and a (…, gates * H), h (…, H).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+Kept = tuple[Tensor, ...]
+aten = torch.ops.aten
+
+
+def outer(d: Tensor, inputs: Tensor) -> Tensor:
+    """Gradient of a weight: the sum over all rows of d x inputs."""
+    return d.flatten(0, -2).t() @ inputs.flatten(0, -2)
+
+
+def add_grad(parameter: Tensor, grad: Tensor) -> None:
+    """Add to a parameter's gradient."""
+    grad = grad.to(parameter.dtype)
+    parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
 
 
 class Cell(Protocol):
@@ -26,6 +45,17 @@ class Cell(Protocol):
 
     def advance(self, p: Tensor, h: Tensor) -> Tensor:
         """The next state."""
+
+    def trace(self, p: Tensor, h: Tensor) -> tuple[Tensor, Kept]:
+        """The next state, and what `slopes` needs."""
+
+    def slopes(self, kept: Kept, g: Tensor, state: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(dp, da, dh if `state`) for the slope g at the next state."""
+
+    def add_gradients(
+        self, x: Tensor, dp: Tensor, applied: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Add the weights' gradients: dp at all projections of x, (h, da) of every application."""
 
 
 class GRUCell(nn.Module):
@@ -56,6 +86,37 @@ class GRUCell(nn.Module):
         n = torch.tanh(torch.addcmul(p_new, r, h_new))
         return torch.lerp(n, h, z)
 
+    def trace(self, p: Tensor, h: Tensor) -> tuple[Tensor, Kept]:
+        """`advance`, and the gates, candidate and its recurrent share."""
+        sizes = [2 * self.hidden, self.hidden]
+        p_gates, p_new = p.to(h.dtype).split(sizes, -1)
+        from_h = F.linear(h, self.weight_hh, self.bias_hh).to(h.dtype)
+        h_gates, h_new = from_h.split(sizes, -1)
+        gates = torch.sigmoid(p_gates + h_gates)
+        r, z = gates.chunk(2, -1)
+        n = torch.tanh(torch.addcmul(p_new, r, h_new))
+        return torch.lerp(n, h, z), (h, gates, r, z, n, h_new)
+
+    def slopes(self, kept: Kept, g: Tensor, state: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Backward of `trace`."""
+        h, gates, r, z, n, h_new = kept
+        gz = g * z
+        d_n = aten.tanh_backward(g - gz, n)
+        d_gates = aten.sigmoid_backward(torch.cat((d_n * h_new, g * (h - n)), -1), gates)
+        da = torch.cat((d_gates, d_n * r), -1)
+        dh = gz + (da @ self.weight_hh).to(g.dtype) if state else None
+        return torch.cat((d_gates, d_n), -1), da, dh
+
+    def add_gradients(
+        self, x: Tensor, dp: Tensor, applied: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Gradients of the four parameters."""
+        add_grad(self.weight_ih, outer(dp, x))
+        add_grad(self.bias_ih, dp.flatten(0, -2).sum(0))
+        for h, da in applied:
+            add_grad(self.weight_hh, outer(da, h))
+            add_grad(self.bias_hh, da.flatten(0, -2).sum(0))
+
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """One step."""
         return self.advance(self.project(x), h)
@@ -80,6 +141,25 @@ class ElmanCell(nn.Module):
     def advance(self, p: Tensor, h: Tensor) -> Tensor:
         """h' = sigmoid(p + W_h h)."""
         return torch.sigmoid(p.to(h.dtype) + F.linear(h, self.weight_hh).to(h.dtype))
+
+    def trace(self, p: Tensor, h: Tensor) -> tuple[Tensor, Kept]:
+        """`advance`, and both states."""
+        after = self.advance(p, h)
+        return after, (after,)
+
+    def slopes(self, kept: Kept, g: Tensor, state: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Backward of `trace`."""
+        d = aten.sigmoid_backward(g, kept[0])
+        return d, d, (d @ self.weight_hh).to(g.dtype) if state else None
+
+    def add_gradients(
+        self, x: Tensor, dp: Tensor, applied: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Gradients of the three parameters."""
+        add_grad(self.weight_ih, outer(dp, x))
+        add_grad(self.bias, dp.flatten(0, -2).sum(0))
+        for h, da in applied:
+            add_grad(self.weight_hh, outer(da, h))
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """One step."""

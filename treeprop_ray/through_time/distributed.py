@@ -118,8 +118,10 @@ class BoundaryHost(Owner):
         hat = inputs[f"e{d}"]
         assert hat is not None
         labels = self.readout.onehot(y[piece.start : piece.stop])
-        ce, slope = self.readout.answer(hat.to(self.device), labels, piece.total)
-        self.note(d, {"ce": ce})
+        slope = self.readout.answer(d, hat.to(self.device), labels, piece.total)
+        if call.last:
+            for asked, terms in self.readout.settle(labels, piece.total).items():
+                self.note(asked, terms)
         return {f"g{d}": slope}
 
     def score_here(

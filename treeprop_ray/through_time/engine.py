@@ -167,8 +167,10 @@ class TreeEngine(TimeEngine):
         labels = self.readout.onehot(y)
         for depth in reversed(self.depths):
             states, hat = depth.ahead(x_BNS, states)
-            ce, answer = self.readout.answer(hat, labels, piece.total)
-            self.owner.note(depth.d, {"ce": ce, **depth.back(answer, piece.total)})
+            answer = self.readout.answer(depth.d, hat, labels, piece.total)
+            self.owner.note(depth.d, depth.back(answer, piece.total))
+        for d, terms in self.readout.settle(labels, piece.total).items():
+            self.owner.note(d, terms)
 
 
 class BPTTEngine(TimeEngine):

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeprop_ray.factor import full
-from treeprop_ray.through_time.cells import Cell
+from treeprop_ray.through_time.cells import Cell, Kept, add_grad
 
 Terms = dict[str, Tensor]  # unweighted loss terms
 Autocast = Callable[[], contextlib.AbstractContextManager[object]]
@@ -56,96 +56,132 @@ class Depth:
     def __init__(self, cell: Cell, d: int, rule: TimeRule, autocast: Autocast) -> None:
         self.cell, self.d, self.rule, self.autocast = cell, d, rule, autocast
         self.sweeps = rule.sweeps if d == 0 else 0
-        self._hat: Tensor | None = None  # h_r_hat with its graph
-        self._targets: Tensor | None = None  # h_r of all nodes but the last
-        self._swept: tuple[Tensor, Tensor] | None = None  # last sweep with its graph, tree states
+        self._kept: _Pass | None = None
 
+    @torch.no_grad()
     def ahead(self, x_BNS: Tensor, states_BMH: Tensor) -> tuple[Tensor, Tensor]:
         """Every 2**(d+1)-th state to (every 2**d-th state, h_N_hat for the readout)."""
         B, M, H = states_BMH.shape
+        x = x_BNS.reshape(B, 2 * M, -1)
         with self.autocast():
-            p_all = self.cell.project(x_BNS.reshape(B, 2 * M, -1))
+            p_all = self.cell.project(x)
             p_left, p_right = p_all.unflatten(1, (M, 2)).unbind(2)
-            h_n = self.cell.advance(p_left, states_BMH)
-            self._hat = self.cell.advance(p_right, h_n)
-        self._targets = states_BMH[:, 1:]
-        h_n, hat = h_n.detach(), self._hat.detach()
-        finer = torch.stack((states_BMH, h_n), 2).view(B, 2 * M, H)
-        if self.sweeps:
-            once = torch.stack((h_n, hat), 2).view(B, 2 * M, H)
-            self._swept = (self._sweep(p_all, once, finer), finer[:, 1:])
+            h_n, left = self.cell.trace(p_left, states_BMH)
+            hat, right = self.cell.trace(p_right, h_n)
+            finer = torch.stack((states_BMH, h_n), 2).view(B, 2 * M, H)
+            swept = self._sweep(p_all, finer, h_n, hat) if self.sweeps else None
+        self._kept = _Pass(x, states_BMH, finer, hat, left, right, swept)
         return finer, hat[:, -1]
 
-    def _sweep(self, p: Tensor, once: Tensor, tree: Tensor) -> Tensor:
-        """h_1 … h_N after K sweeps from `tree`, h_0 … h_{N-1}; `once`: after the first of them."""
-        if self.sweeps == 1:
-            before = tree
-        else:
-            before = torch.cat((tree[:, :1], once[:, :-1]), 1)
-        with self.autocast():
-            with torch.no_grad():
-                for _ in range(self.sweeps - 2):
-                    before = torch.cat((tree[:, :1], self.cell.advance(p, before)[:, :-1]), 1)
-            return self.cell.advance(p, before)
+    def _sweep(self, p: Tensor, tree: Tensor, h_n: Tensor, hat: Tensor) -> _Sweep:
+        """h_1 … h_N after K sweeps from `tree`, h_0 … h_{N-1}; h_n and hat are the first sweep."""
+        before = tree
+        after = torch.stack((h_n, hat), 2).view_as(tree)
+        for i in range(2, self.sweeps + 1):
+            before = torch.cat((tree[:, :1], after[:, :-1]), 1)
+            if i < self.sweeps:
+                after = self.cell.advance(p, before)
+        after, kept = self.cell.trace(p, before)
+        return _Sweep(before, after, kept, tree)
 
+    @torch.no_grad()
     def back(self, answer_BH: Tensor, batch: int) -> Terms:
-        """Backward of this depth; `answer` is d CE / d h_N_hat.
+        """Gradients of this depth's cell; `answer` is d CE / d h_N_hat.
 
-        Means are over `batch`, the whole batch, of which this may be a piece. The slopes of the
-        squared errors are written out, so no loss enters the graph.
+        Means are over `batch`, the whole batch, of which this may be a piece.
         """
-        assert self._hat is not None and self._targets is not None
+        kept, self._kept = self._kept, None
+        assert kept is not None
         terms: Terms = {}
-        errors = self._hat[:, :-1].detach() - self._targets
         slope = answer_BH.unsqueeze(1)
-        if errors.shape[1]:
-            share = 1 / (batch * errors.shape[1])
-            terms["right"] = errors.square().sum() * share
-            slope = torch.cat((errors * (2 * share), slope), 1)
-        roots, slopes = [self._hat], [slope]
-        if self._swept is not None:
-            swept, tree = self._swept  # h_N has no tree state to be near to
-            errors = swept[:, :-1].detach() - tree
-            share = 1 / (batch * errors.shape[1])
-            terms["cons"] = errors.square().sum() * share
-            roots.append(swept)
-            slopes.append(F.pad(errors * (2 * share * self.rule.lambda_cons), (0, 0, 0, 1)))
-        torch.autograd.backward(roots, slopes)
-        self._hat = self._targets = self._swept = None
+        if kept.states.shape[1] > 1:
+            terms["right"], right = square_error(kept.hat[:, :-1], kept.states[:, 1:], batch)
+            slope = torch.cat((right, slope), 1)
+        with self.autocast():
+            dp_right, da_right, dh_n = self.cell.slopes(kept.right, slope, state=True)
+            assert dh_n is not None
+            dp_left, da_left, _ = self.cell.slopes(kept.left, dh_n, state=False)
+            dp = torch.stack((dp_left, dp_right), 2).flatten(1, 2)
+            da = torch.stack((da_left, da_right), 2).flatten(1, 2)
+            applied = [(kept.finer, da)]
+            if kept.swept is not None:
+                s = kept.swept  # h_N has no tree state to be near to
+                terms["cons"], near = square_error(s.after[:, :-1], s.tree[:, 1:], batch)
+                near = F.pad(near * self.rule.lambda_cons, (0, 0, 0, 1))
+                dp_swept, da_swept, _ = self.cell.slopes(s.kept, near, state=False)
+                dp += dp_swept
+                applied.append((s.before, da_swept))
+            self.cell.add_gradients(kept.x, dp, applied)
         return terms
 
 
+@dataclass(frozen=True)
+class _Sweep:
+    """The last sweep: states before and after it, and the tree's h_0 … h_{N-1}."""
+
+    before: Tensor
+    after: Tensor
+    kept: Kept
+    tree: Tensor
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What a depth keeps between ahead and back."""
+
+    x: Tensor  # symbols in pieces of 2**d
+    states: Tensor  # h_l of every node; from the second on also h_r of the one before
+    finer: Tensor  # h_l, h_n, h_l, h_n, …: what the two applications read
+    hat: Tensor  # h_r_hat
+    left: Kept
+    right: Kept
+    swept: _Sweep | None
+
+
+def square_error(found: Tensor, target: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Squared distance, summed over the width, mean over batch and nodes; and its slope."""
+    errors = found - target
+    share = 1 / (batch * errors.shape[1])
+    return errors.square().sum() * share, errors * (2 * share)
+
+
 class Readout:
-    """The classifier on h_N; every depth asks it once per piece, and its gradients add up."""
+    """The classifier on h_N. Every depth asks it once per piece of the batch.
+
+    softmax(logits) - onehot is written out, and what its own gradient needs is kept until the last
+    depth has asked: D graphs of their own would take several times as long.
+    """
 
     def __init__(self, module: nn.Linear, autocast: Autocast) -> None:
         self.module, self.autocast = module, autocast
-
-    @torch.no_grad()
-    def answer(self, hat_BH: Tensor, onehot_BC: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """(cross-entropy as a share of the whole batch's mean, its slope at h_N_hat).
-
-        It is asked D times a step, so softmax(logits) - onehot is written out: a graph of its own
-        would take twice the time.
-        """
-        weight, bias = self.module.weight, self.module.bias
-        with self.autocast():
-            log_p = full(self.module(hat_BH)).log_softmax(-1)
-            slope = (log_p.exp() - onehot_BC).div_(batch)
-            _add_grad(weight, slope.t() @ hat_BH)
-            _add_grad(bias, slope.sum(0))
-            back = (slope @ weight).to(hat_BH.dtype)
-        return (log_p * onehot_BC).sum() / -batch, back
+        self._asked: list[tuple[int, Tensor, Tensor, Tensor]] = []  # depth, h_N_hat, log p, slope
 
     def onehot(self, y: Tensor) -> Tensor:
         """Labels as `answer` takes them, made once for all depths."""
         weight = self.module.weight
         return F.one_hot(y, len(weight)).to(weight.dtype)
 
+    @torch.no_grad()
+    def answer(self, d: int, hat_BH: Tensor, onehot_BC: Tensor, batch: int) -> Tensor:
+        """The slope at h_N_hat of the cross-entropy, a mean over the whole batch."""
+        with self.autocast():
+            log_p = full(self.module(hat_BH)).log_softmax(-1)
+            slope = (log_p.exp() - onehot_BC).div_(batch)
+            back = slope @ self.module.weight
+        self._asked.append((d, hat_BH, log_p, slope))
+        return back.to(hat_BH.dtype)
 
-def _add_grad(parameter: Tensor, grad: Tensor) -> None:
-    grad = grad.to(parameter.dtype)
-    parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
+    @torch.no_grad()
+    def settle(self, onehot_BC: Tensor, batch: int) -> dict[int, Terms]:
+        """After all depths have asked: the readout's gradient, and the cross-entropy by depth."""
+        depths, hats, log_ps, slopes = zip(*self._asked, strict=True)
+        self._asked = []
+        slope = torch.cat(slopes)
+        with self.autocast():
+            add_grad(self.module.weight, slope.t() @ torch.cat(hats))
+        add_grad(self.module.bias, slope.sum(0))
+        ce = (torch.stack(log_ps) * onehot_BC).sum((1, 2)) / -batch
+        return {d: {"ce": value} for d, value in zip(depths, ce.unbind(), strict=True)}
 
 
 def first_states(x_BNS: Tensor, hidden: int) -> Tensor:
