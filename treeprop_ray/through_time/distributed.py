@@ -49,19 +49,21 @@ BOUNDARY = 0  # host 0 has data, labels and readout; host 1 + d the cell of dept
 def one_time_step(D: int, pieces: int) -> list[Call]:
     """The calls of a step in the order of submission, which is each actor's order of work."""
 
-    def call(phase: str, host: int, piece: int, reads: str, writes: str, last: bool) -> Call:
-        ops = (Op(phase, max(0, host - 1), tuple(reads.split()), tuple(writes.split())),)
-        return Call(phase, host, host, piece, ops, ops[0].reads, ops[0].writes, last)
+    def call(
+        phase: str, d: int, host: int, piece: int, reads: str, writes: str, last: bool
+    ) -> Call:
+        op = Op(phase, d, tuple(reads.split()), tuple(writes.split()))
+        return Call(phase, d, host, piece, (op,), op.reads, op.writes, last)
 
     calls = []
     for piece in range(pieces):
-        calls.append(call("open", BOUNDARY, piece, "", "x", False))
+        calls.append(call("open", D, BOUNDARY, piece, "", "x", False))
         for d in reversed(range(D)):
             coarser = f" s{d + 1}" if d < D - 1 else ""
             finer = f"s{d} " if d > 0 else ""
-            calls.append(call("ahead", 1 + d, piece, "x" + coarser, f"{finer}e{d}", False))
-            calls.append(call("readout", BOUNDARY, piece, f"e{d}", f"g{d}", d == 0))
-            calls.append(call("back", 1 + d, piece, f"g{d}", "", True))
+            calls.append(call("ahead", d, 1 + d, piece, "x" + coarser, f"{finer}e{d}", False))
+            calls.append(call("readout", d, BOUNDARY, piece, f"e{d}", f"g{d}", d == 0))
+            calls.append(call("back", d, 1 + d, piece, f"g{d}", "", True))
     return calls
 
 
