@@ -7,7 +7,7 @@
 
 `dp` is the slope at p, `da` that at the state's share a = W_hh h (+ b_hh). The time tree goes back
 through two applications only, so it uses the written-out form and spends no time on graphs.
-Shapes: x (…, inputs), p and a (…, gates * H), h (…, H).
+Shapes: x (…, inputs), p and a (…, gates * H), h (…, H); gradients are added up over rows (R, …).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ aten = torch.ops.aten
 
 
 def outer(d: Tensor, inputs: Tensor) -> Tensor:
-    """Gradient of a weight: the sum over all rows of d x inputs."""
-    return d.flatten(0, -2).t() @ inputs.flatten(0, -2)
+    """Gradient of a weight: the sum over all rows (R, …) of d x inputs."""
+    return d.t() @ inputs
 
 
 def add_grad(parameter: Tensor, grad: Tensor) -> None:
@@ -112,10 +112,10 @@ class GRUCell(nn.Module):
     ) -> None:
         """Gradients of the four parameters."""
         add_grad(self.weight_ih, outer(dp, x))
-        add_grad(self.bias_ih, dp.flatten(0, -2).sum(0))
+        add_grad(self.bias_ih, dp.sum(0))
         for h, da in applied:
             add_grad(self.weight_hh, outer(da, h))
-            add_grad(self.bias_hh, da.flatten(0, -2).sum(0))
+            add_grad(self.bias_hh, da.sum(0))
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """One step."""
@@ -157,7 +157,7 @@ class ElmanCell(nn.Module):
     ) -> None:
         """Gradients of the three parameters."""
         add_grad(self.weight_ih, outer(dp, x))
-        add_grad(self.bias, dp.flatten(0, -2).sum(0))
+        add_grad(self.bias, dp.sum(0))
         for h, da in applied:
             add_grad(self.weight_hh, outer(da, h))
 

@@ -62,27 +62,32 @@ class Depth:
     def ahead(self, x_BNS: Tensor, states_BMH: Tensor) -> tuple[Tensor, Tensor]:
         """Every 2**(d+1)-th state to (every 2**d-th state, h_N_hat for the readout)."""
         B, M, H = states_BMH.shape
-        x = x_BNS.reshape(B, 2 * M, -1)
+        R = B * M  # nodes of all samples are rows of one matrix
+        x, states = x_BNS.reshape(2 * R, -1), states_BMH.view(R, H)
         with self.autocast():
             p_all = self.cell.project(x)
-            p_left, p_right = p_all.unflatten(1, (M, 2)).unbind(2)
-            h_n, left = self.cell.trace(p_left, states_BMH)
+            p_left, p_right = p_all.view(R, 2, -1).unbind(1)
+            h_n, left = self.cell.trace(p_left, states)
             hat, right = self.cell.trace(p_right, h_n)
-            finer = torch.stack((states_BMH, h_n), 2).view(B, 2 * M, H)
-            swept = self._sweep(p_all, finer, h_n, hat) if self.sweeps else None
-        self._kept = _Pass(x, states_BMH, finer, hat, left, right, swept)
-        return finer, hat[:, -1]
+            finer = torch.stack((states, h_n), 1).view(2 * R, H)
+            swept = None
+            if self.sweeps:
+                once = torch.stack((h_n, hat), 1).view(2 * R, H)
+                swept = self._sweep(p_all, finer, once, 2 * M)
+        hat_BMH = hat.view(B, M, H)
+        self._kept = _Pass(x, states_BMH, finer, hat_BMH, left, right, swept)
+        return finer.view(B, 2 * M, H), hat_BMH[:, -1]
 
-    def _sweep(self, p: Tensor, tree: Tensor, h_n: Tensor, hat: Tensor) -> _Sweep:
-        """h_1 … h_N after K sweeps from `tree`, h_0 … h_{N-1}; h_n and hat are the first sweep."""
-        before = tree
-        after = torch.stack((h_n, hat), 2).view_as(tree)
+    def _sweep(self, p: Tensor, tree: Tensor, once: Tensor, N: int) -> _Sweep:
+        """h_1 … h_N after K sweeps from `tree`, h_0 … h_{N-1}; `once` is after the first."""
+        before, after = tree, once
         for i in range(2, self.sweeps + 1):
-            before = torch.cat((tree[:, :1], after[:, :-1]), 1)
+            before = after.roll(1, 0)
+            before[::N] = 0  # h_0 of every sample
             if i < self.sweeps:
                 after = self.cell.advance(p, before)
         after, kept = self.cell.trace(p, before)
-        return _Sweep(before, after, kept, tree)
+        return _Sweep(before, after, kept, tree, N)
 
     @torch.no_grad()
     def back(self, answer_BH: Tensor, batch: int) -> Terms:
@@ -93,46 +98,52 @@ class Depth:
         kept, self._kept = self._kept, None
         assert kept is not None
         terms: Terms = {}
-        slope = answer_BH.unsqueeze(1)
+        slope = answer_BH
         if kept.states.shape[1] > 1:
             terms["right"], right = square_error(kept.hat[:, :-1], kept.states[:, 1:], batch)
-            slope = torch.cat((right, slope), 1)
+            slope = torch.cat((right, answer_BH.unsqueeze(1)), 1).flatten(0, 1)
         with self.autocast():
             dp_right, da_right, dh_n = self.cell.slopes(kept.right, slope, state=True)
             assert dh_n is not None
             dp_left, da_left, _ = self.cell.slopes(kept.left, dh_n, state=False)
-            dp = torch.stack((dp_left, dp_right), 2).flatten(1, 2)
-            da = torch.stack((da_left, da_right), 2).flatten(1, 2)
+            dp = torch.stack((dp_left, dp_right), 1).flatten(0, 1)
+            da = torch.stack((da_left, da_right), 1).flatten(0, 1)
             applied = [(kept.finer, da)]
             if kept.swept is not None:
-                s = kept.swept  # h_N has no tree state to be near to
-                terms["cons"], near = square_error(s.after[:, :-1], s.tree[:, 1:], batch)
-                near = F.pad(near * self.rule.lambda_cons, (0, 0, 0, 1))
-                dp_swept, da_swept, _ = self.cell.slopes(s.kept, near, state=False)
+                terms["cons"], near = kept.swept.error(batch)
+                near *= self.rule.lambda_cons
+                dp_swept, da_swept, _ = self.cell.slopes(kept.swept.kept, near, state=False)
                 dp += dp_swept
-                applied.append((s.before, da_swept))
+                applied.append((kept.swept.before, da_swept))
             self.cell.add_gradients(kept.x, dp, applied)
         return terms
 
 
 @dataclass(frozen=True)
 class _Sweep:
-    """The last sweep: states before and after it, and the tree's h_0 … h_{N-1}."""
+    """The last sweep: states before and after it, and the tree's h_0 … h_{N-1}; rows B * N."""
 
     before: Tensor
     after: Tensor
     kept: Kept
     tree: Tensor
+    N: int
+
+    def error(self, batch: int) -> tuple[Tensor, Tensor]:
+        """Squared distance to the tree's h_1 … h_{N-1} and its slope; h_N has no tree state."""
+        after, tree = (t.unflatten(0, (-1, self.N)) for t in (self.after, self.tree))
+        loss, slope = square_error(after[:, :-1], tree[:, 1:], batch)
+        return loss, F.pad(slope, (0, 0, 0, 1)).flatten(0, 1)
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What a depth keeps between ahead and back."""
+    """What a depth keeps between ahead and back; rows are (sample, node)."""
 
     x: Tensor  # symbols in pieces of 2**d
-    states: Tensor  # h_l of every node; from the second on also h_r of the one before
+    states: Tensor  # (B, M, H): h_l of every node; from the second on also h_r of the one before
     finer: Tensor  # h_l, h_n, h_l, h_n, …: what the two applications read
-    hat: Tensor  # h_r_hat
+    hat: Tensor  # (B, M, H): h_r_hat
     left: Kept
     right: Kept
     swept: _Sweep | None
