@@ -3,7 +3,7 @@
     p = cell.project(x)               all symbols at once, one product
     h = cell.advance(p, h)            one step (or one step of many nodes at once), for autograd
     h, kept = cell.trace(p, h)        the same, keeping what `slopes` needs
-    dp, da, dh = cell.slopes(kept, g) backward of one step, written out
+    dh = cell.slopes(kept, g, dp, da) backward of one step, written out; fills dp and da
 
 `dp` is the slope at p, `da` that at the state's share a = W_hh h (+ b_hh). The time tree goes back
 through two applications only, so it uses the written-out form and spends no time on graphs.
@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 Kept = tuple[Tensor, ...]
-aten = torch.ops.aten
+aten: Any = torch.ops.aten
 
 
 def outer(d: Tensor, inputs: Tensor) -> Tensor:
@@ -49,8 +49,10 @@ class Cell(Protocol):
     def trace(self, p: Tensor, h: Tensor) -> tuple[Tensor, Kept]:
         """The next state, and what `slopes` needs."""
 
-    def slopes(self, kept: Kept, g: Tensor, state: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(dp, da, dh if `state`) for the slope g at the next state."""
+    def slopes(
+        self, kept: Kept, g: Tensor, dp: Tensor, da: Tensor, state: bool = False
+    ) -> Tensor | None:
+        """Fill dp and da for the slope g at the next state; dh if `state`."""
 
     def add_gradients(
         self, x: Tensor, dp: Tensor, applied: Sequence[tuple[Tensor, Tensor]]
@@ -97,15 +99,20 @@ class GRUCell(nn.Module):
         n = torch.tanh(torch.addcmul(p_new, r, h_new))
         return torch.lerp(n, h, z), (h, gates, r, z, n, h_new)
 
-    def slopes(self, kept: Kept, g: Tensor, state: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def slopes(
+        self, kept: Kept, g: Tensor, dp: Tensor, da: Tensor, state: bool = False
+    ) -> Tensor | None:
         """Backward of `trace`."""
         h, gates, r, z, n, h_new = kept
+        d_gates, d_n = dp.split([2 * self.hidden, self.hidden], -1)
+        da_gates, da_n = da.split([2 * self.hidden, self.hidden], -1)
         gz = g * z
-        d_n = aten.tanh_backward(g - gz, n)
-        d_gates = aten.sigmoid_backward(torch.cat((d_n * h_new, g * (h - n)), -1), gates)
-        da = torch.cat((d_gates, d_n * r), -1)
-        dh = gz + (da @ self.weight_hh).to(g.dtype) if state else None
-        return torch.cat((d_gates, d_n), -1), da, dh
+        aten.tanh_backward.grad_input(g - gz, n, grad_input=d_n)
+        after = torch.cat((d_n * h_new, (h - n).mul_(g)), -1)  # slopes at the gates' values
+        aten.sigmoid_backward.grad_input(after, gates, grad_input=d_gates)
+        da_gates.copy_(d_gates)
+        torch.mul(d_n, r, out=da_n)
+        return torch.addmm(gz, da, self.weight_hh).to(g.dtype) if state else None
 
     def add_gradients(
         self, x: Tensor, dp: Tensor, applied: Sequence[tuple[Tensor, Tensor]]
@@ -147,10 +154,13 @@ class ElmanCell(nn.Module):
         after = self.advance(p, h)
         return after, (after,)
 
-    def slopes(self, kept: Kept, g: Tensor, state: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def slopes(
+        self, kept: Kept, g: Tensor, dp: Tensor, da: Tensor, state: bool = False
+    ) -> Tensor | None:
         """Backward of `trace`."""
-        d = aten.sigmoid_backward(g, kept[0])
-        return d, d, (d @ self.weight_hh).to(g.dtype) if state else None
+        aten.sigmoid_backward.grad_input(g, kept[0], grad_input=dp)
+        da.copy_(dp)
+        return (da @ self.weight_hh).to(g.dtype) if state else None
 
     def add_gradients(
         self, x: Tensor, dp: Tensor, applied: Sequence[tuple[Tensor, Tensor]]

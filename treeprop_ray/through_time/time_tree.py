@@ -75,7 +75,7 @@ class Depth:
                 once = torch.stack((h_n, hat), 1).view(2 * R, H)
                 swept = self._sweep(p_all, finer, once, 2 * M)
         hat_BMH = hat.view(B, M, H)
-        self._kept = _Pass(x, states_BMH, finer, hat_BMH, left, right, swept)
+        self._kept = _Pass(x, states_BMH, finer, hat_BMH, p_all.shape[1], left, right, swept)
         return finer.view(B, 2 * M, H), hat_BMH[:, -1]
 
     def _sweep(self, p: Tensor, tree: Tensor, once: Tensor, N: int) -> _Sweep:
@@ -103,16 +103,18 @@ class Depth:
             terms["right"], right = square_error(kept.hat[:, :-1], kept.states[:, 1:], batch)
             slope = torch.cat((right, answer_BH.unsqueeze(1)), 1).flatten(0, 1)
         with self.autocast():
-            dp_right, da_right, dh_n = self.cell.slopes(kept.right, slope, state=True)
+            dp = slope.new_empty(len(slope), 2, kept.gates)
+            da = torch.empty_like(dp)
+            dh_n = self.cell.slopes(kept.right, slope, dp[:, 1], da[:, 1], state=True)
             assert dh_n is not None
-            dp_left, da_left, _ = self.cell.slopes(kept.left, dh_n, state=False)
-            dp = torch.stack((dp_left, dp_right), 1).flatten(0, 1)
-            da = torch.stack((da_left, da_right), 1).flatten(0, 1)
-            applied = [(kept.finer, da)]
+            self.cell.slopes(kept.left, dh_n, dp[:, 0], da[:, 0])
+            dp = dp.flatten(0, 1)
+            applied = [(kept.finer, da.flatten(0, 1))]
             if kept.swept is not None:
                 terms["cons"], near = kept.swept.error(batch)
+                dp_swept, da_swept = torch.empty_like(dp), torch.empty_like(dp)
                 near *= self.rule.lambda_cons
-                dp_swept, da_swept, _ = self.cell.slopes(kept.swept.kept, near, state=False)
+                self.cell.slopes(kept.swept.kept, near, dp_swept, da_swept)
                 dp += dp_swept
                 applied.append((kept.swept.before, da_swept))
             self.cell.add_gradients(kept.x, dp, applied)
@@ -144,6 +146,7 @@ class _Pass:
     states: Tensor  # (B, M, H): h_l of every node; from the second on also h_r of the one before
     finer: Tensor  # h_l, h_n, h_l, h_n, …: what the two applications read
     hat: Tensor  # (B, M, H): h_r_hat
+    gates: int  # numbers that a cell's step is made of
     left: Kept
     right: Kept
     swept: _Sweep | None
@@ -153,7 +156,8 @@ def square_error(found: Tensor, target: Tensor, batch: int) -> tuple[Tensor, Ten
     """Squared distance, summed over the width, mean over batch and nodes; and its slope."""
     errors = found - target
     share = 1 / (batch * errors.shape[1])
-    return errors.square().sum() * share, errors * (2 * share)
+    flat = errors.view(-1)
+    return flat.dot(flat) * share, errors.mul_(2 * share)
 
 
 class Readout:
@@ -165,7 +169,7 @@ class Readout:
 
     def __init__(self, module: nn.Linear, autocast: Autocast) -> None:
         self.module, self.autocast = module, autocast
-        self._asked: list[tuple[int, Tensor, Tensor, Tensor]] = []  # depth, h_N_hat, log p, slope
+        self._asked: list[tuple[int, Tensor, Tensor, Tensor]] = []  # depth, h_N_hat, logits, slope
 
     def onehot(self, y: Tensor) -> Tensor:
         """Labels as `answer` takes them, made once for all depths."""
@@ -176,22 +180,22 @@ class Readout:
     def answer(self, d: int, hat_BH: Tensor, onehot_BC: Tensor, batch: int) -> Tensor:
         """The slope at h_N_hat of the cross-entropy, a mean over the whole batch."""
         with self.autocast():
-            log_p = full(self.module(hat_BH)).log_softmax(-1)
-            slope = (log_p.exp() - onehot_BC).div_(batch)
+            logits = full(self.module(hat_BH))
+            slope = logits.softmax(-1).sub_(onehot_BC).div_(batch)
             back = slope @ self.module.weight
-        self._asked.append((d, hat_BH, log_p, slope))
+        self._asked.append((d, hat_BH, logits, slope))
         return back.to(hat_BH.dtype)
 
     @torch.no_grad()
     def settle(self, onehot_BC: Tensor, batch: int) -> dict[int, Terms]:
         """After all depths have asked: the readout's gradient, and the cross-entropy by depth."""
-        depths, hats, log_ps, slopes = zip(*self._asked, strict=True)
+        depths, hats, logits, slopes = zip(*self._asked, strict=True)
         self._asked = []
         slope = torch.cat(slopes)
         with self.autocast():
             add_grad(self.module.weight, slope.t() @ torch.cat(hats))
         add_grad(self.module.bias, slope.sum(0))
-        ce = (torch.stack(log_ps) * onehot_BC).sum((1, 2)) / -batch
+        ce = (torch.stack(logits).log_softmax(-1) * onehot_BC).sum((1, 2)) / -batch
         return {d: {"ce": value} for d, value in zip(depths, ce.unbind(), strict=True)}
 
 
