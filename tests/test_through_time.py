@@ -126,10 +126,9 @@ def test_written_out_slopes_are_autograds(kind: str) -> None:
     cell.zero_grad()
     with torch.no_grad():
         traced, kept = cell.trace(cell.project(x), h.detach())
-        dp = torch.empty(B, cell.weight_ih.shape[0]).double()
-        da = torch.empty_like(dp)
-        dh = cell.slopes(kept, g, dp, da, state=True)
-        cell.add_gradients(x, dp, [(h.detach(), da)])
+        d = torch.empty(2, B, cell.weight_ih.shape[0]).double()
+        dh = cell.slopes(kept, g, d, state=True)
+        cell.add_gradients(x, h.detach(), d)
     torch.testing.assert_close(traced, out.detach())
     torch.testing.assert_close(dh, h.grad)
     for k, p in cell.named_parameters():

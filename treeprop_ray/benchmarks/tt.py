@@ -28,7 +28,7 @@ SECONDS = 0.25  # a timing has as many steps as BPTT does in this time, at most 
 
 
 def random_sequences(batch: int, D: int) -> DataSet:
-    """One batch of MNIST-shaped noise as 2**D symbols, already made: the step is timed alone."""
+    """One batch of MNIST-shaped noise as 2**D symbols."""
     x = torch.randint(0, 256, (batch, 1, 28, 28), dtype=torch.uint8)
     split = Split(x, torch.arange(batch) % 10)
     made = as_sequences(DataSet("random", split, split, split, 10, unit_scale), 2**D, False)

@@ -3,17 +3,17 @@
     p = cell.project(x)               all symbols at once, one product
     h = cell.advance(p, h)            one step (or one step of many nodes at once), for autograd
     h, kept = cell.trace(p, h)        the same, keeping what `slopes` needs
-    dh = cell.slopes(kept, g, dp, da) backward of one step, written out; fills dp and da
+    dh = cell.slopes(kept, g, d)      backward of one step, written out; fills d
+    cell.add_gradients(x, h, d)       the weights' gradients, from all rows at once
 
-`dp` is the slope at p, `da` that at the state's share a = W_hh h (+ b_hh). The time tree goes back
+d[0] is the slope at p, d[1] that at the state's share a = W_hh h (+ b_hh). The time tree goes back
 through two applications only, so it uses the written-out form and spends no time on graphs.
-Shapes: x (…, inputs), p and a (…, gates * H), h (…, H); gradients are added up over rows (R, …).
+Shapes: x (…, inputs), p and a (…, G) with G = 3 H or H, h (…, H); d (2, rows, G).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,11 +22,6 @@ from torch.nn import functional as F
 
 Kept = tuple[Tensor, ...]
 aten: Any = torch.ops.aten
-
-
-def outer(d: Tensor, inputs: Tensor) -> Tensor:
-    """Gradient of a weight: the sum over all rows (R, …) of d x inputs."""
-    return d.t() @ inputs
 
 
 def add_grad(parameter: Tensor, grad: Tensor) -> None:
@@ -49,15 +44,11 @@ class Cell(Protocol):
     def trace(self, p: Tensor, h: Tensor) -> tuple[Tensor, Kept]:
         """The next state, and what `slopes` needs."""
 
-    def slopes(
-        self, kept: Kept, g: Tensor, dp: Tensor, da: Tensor, state: bool = False
-    ) -> Tensor | None:
-        """Fill dp and da for the slope g at the next state; dh if `state`."""
+    def slopes(self, kept: Kept, g: Tensor, d: Tensor, state: bool = False) -> Tensor | None:
+        """Fill d for the slope g at the next state; returns the slope at h if `state`."""
 
-    def add_gradients(
-        self, x: Tensor, dp: Tensor, applied: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
-        """Add the weights' gradients: dp at all projections of x, (h, da) of every application."""
+    def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
+        """Add the weights' gradients of the rows with inputs x, states h and slopes d."""
 
 
 class GRUCell(nn.Module):
@@ -99,11 +90,10 @@ class GRUCell(nn.Module):
         n = torch.tanh(torch.addcmul(p_new, r, h_new))
         return torch.lerp(n, h, z), (h, gates, r, z, n, h_new)
 
-    def slopes(
-        self, kept: Kept, g: Tensor, dp: Tensor, da: Tensor, state: bool = False
-    ) -> Tensor | None:
+    def slopes(self, kept: Kept, g: Tensor, d: Tensor, state: bool = False) -> Tensor | None:
         """Backward of `trace`."""
         h, gates, r, z, n, h_new = kept
+        dp, da = d.unbind(0)
         d_gates, d_n = dp.split([2 * self.hidden, self.hidden], -1)
         da_gates, da_n = da.split([2 * self.hidden, self.hidden], -1)
         gz = g * z
@@ -114,15 +104,13 @@ class GRUCell(nn.Module):
         torch.mul(d_n, r, out=da_n)
         return torch.addmm(gz, da, self.weight_hh).to(g.dtype) if state else None
 
-    def add_gradients(
-        self, x: Tensor, dp: Tensor, applied: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
+    def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
         """Gradients of the four parameters."""
-        add_grad(self.weight_ih, outer(dp, x))
-        add_grad(self.bias_ih, dp.sum(0))
-        for h, da in applied:
-            add_grad(self.weight_hh, outer(da, h))
-            add_grad(self.bias_hh, da.sum(0))
+        bias_ih, bias_hh = d.sum(1).unbind(0)
+        add_grad(self.weight_ih, d[0].t() @ x)
+        add_grad(self.weight_hh, d[1].t() @ h)
+        add_grad(self.bias_ih, bias_ih)
+        add_grad(self.bias_hh, bias_hh)
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """One step."""
@@ -154,22 +142,16 @@ class ElmanCell(nn.Module):
         after = self.advance(p, h)
         return after, (after,)
 
-    def slopes(
-        self, kept: Kept, g: Tensor, dp: Tensor, da: Tensor, state: bool = False
-    ) -> Tensor | None:
+    def slopes(self, kept: Kept, g: Tensor, d: Tensor, state: bool = False) -> Tensor | None:
         """Backward of `trace`."""
-        aten.sigmoid_backward.grad_input(g, kept[0], grad_input=dp)
-        da.copy_(dp)
-        return (da @ self.weight_hh).to(g.dtype) if state else None
+        aten.sigmoid_backward.grad_input(g, kept[0], grad_input=d[0])  # d[1] would be the same
+        return (d[0] @ self.weight_hh).to(g.dtype) if state else None
 
-    def add_gradients(
-        self, x: Tensor, dp: Tensor, applied: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
+    def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
         """Gradients of the three parameters."""
-        add_grad(self.weight_ih, outer(dp, x))
-        add_grad(self.bias, dp.sum(0))
-        for h, da in applied:
-            add_grad(self.weight_hh, outer(da, h))
+        add_grad(self.weight_ih, d[0].t() @ x)
+        add_grad(self.weight_hh, d[0].t() @ h)
+        add_grad(self.bias, d[0].sum(0))
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """One step."""

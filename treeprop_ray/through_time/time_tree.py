@@ -58,13 +58,12 @@ class Depth:
         self.sweeps = rule.sweeps if d == 0 else 0
         self._kept: _Pass | None = None
 
-    @torch.no_grad()
     def ahead(self, x_BNS: Tensor, states_BMH: Tensor) -> tuple[Tensor, Tensor]:
         """Every 2**(d+1)-th state to (every 2**d-th state, h_N_hat for the readout)."""
         B, M, H = states_BMH.shape
         R = B * M  # nodes of all samples are rows of one matrix
         x, states = x_BNS.reshape(2 * R, -1), states_BMH.view(R, H)
-        with self.autocast():
+        with torch.no_grad(), self.autocast():
             p_all = self.cell.project(x)
             p_left, p_right = p_all.view(R, 2, -1).unbind(1)
             h_n, left = self.cell.trace(p_left, states)
@@ -89,7 +88,6 @@ class Depth:
         after, kept = self.cell.trace(p, before)
         return _Sweep(before, after, kept, tree, N)
 
-    @torch.no_grad()
     def back(self, answer_BH: Tensor, batch: int) -> Terms:
         """Gradients of this depth's cell; `answer` is d CE / d h_N_hat.
 
@@ -99,25 +97,22 @@ class Depth:
         assert kept is not None
         terms: Terms = {}
         slope = answer_BH
-        if kept.states.shape[1] > 1:
-            terms["right"], right = square_error(kept.hat[:, :-1], kept.states[:, 1:], batch)
-            slope = torch.cat((right, answer_BH.unsqueeze(1)), 1).flatten(0, 1)
-        with self.autocast():
-            dp = slope.new_empty(len(slope), 2, kept.gates)
-            da = torch.empty_like(dp)
-            dh_n = self.cell.slopes(kept.right, slope, dp[:, 1], da[:, 1], state=True)
+        with torch.no_grad(), self.autocast():
+            if kept.states.shape[1] > 1:
+                terms["right"], right = square_error(kept.hat[:, :-1], kept.states[:, 1:], batch)
+                slope = torch.cat((right, answer_BH.unsqueeze(1)), 1).flatten(0, 1)
+            R, G = len(slope), kept.gates
+            d = slope.new_empty(2, R, 2, G)
+            dh_n = self.cell.slopes(kept.right, slope, d[:, :, 1], state=True)
             assert dh_n is not None
-            self.cell.slopes(kept.left, dh_n, dp[:, 0], da[:, 0])
-            dp = dp.flatten(0, 1)
-            applied = [(kept.finer, da.flatten(0, 1))]
+            self.cell.slopes(kept.left, dh_n, d[:, :, 0])
+            self.cell.add_gradients(kept.x, kept.finer, d.view(2, 2 * R, G))
             if kept.swept is not None:
                 terms["cons"], near = kept.swept.error(batch)
-                dp_swept, da_swept = torch.empty_like(dp), torch.empty_like(dp)
                 near *= self.rule.lambda_cons
-                self.cell.slopes(kept.swept.kept, near, dp_swept, da_swept)
-                dp += dp_swept
-                applied.append((kept.swept.before, da_swept))
-            self.cell.add_gradients(kept.x, dp, applied)
+                d = torch.empty_like(d).view(2, 2 * R, G)
+                self.cell.slopes(kept.swept.kept, near, d)
+                self.cell.add_gradients(kept.x, kept.swept.before, d)
         return terms
 
 
@@ -176,26 +171,24 @@ class Readout:
         weight = self.module.weight
         return F.one_hot(y, len(weight)).to(weight.dtype)
 
-    @torch.no_grad()
     def answer(self, d: int, hat_BH: Tensor, onehot_BC: Tensor, batch: int) -> Tensor:
         """The slope at h_N_hat of the cross-entropy, a mean over the whole batch."""
-        with self.autocast():
+        with torch.no_grad(), self.autocast():
             logits = full(self.module(hat_BH))
             slope = logits.softmax(-1).sub_(onehot_BC).div_(batch)
             back = slope @ self.module.weight
         self._asked.append((d, hat_BH, logits, slope))
         return back.to(hat_BH.dtype)
 
-    @torch.no_grad()
     def settle(self, onehot_BC: Tensor, batch: int) -> dict[int, Terms]:
         """After all depths have asked: the readout's gradient, and the cross-entropy by depth."""
         depths, hats, logits, slopes = zip(*self._asked, strict=True)
         self._asked = []
-        slope = torch.cat(slopes)
-        with self.autocast():
+        with torch.no_grad(), self.autocast():
+            slope = torch.cat(slopes)
             add_grad(self.module.weight, slope.t() @ torch.cat(hats))
-        add_grad(self.module.bias, slope.sum(0))
-        ce = (torch.stack(logits).log_softmax(-1) * onehot_BC).sum((1, 2)) / -batch
+            add_grad(self.module.bias, slope.sum(0))
+            ce = (torch.stack(logits).log_softmax(-1) * onehot_BC).sum((1, 2)) / -batch
         return {d: {"ce": value} for d, value in zip(depths, ce.unbind(), strict=True)}
 
 
