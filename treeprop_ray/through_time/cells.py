@@ -14,14 +14,13 @@ Shapes: x (…, inputs), p and a (…, G) with G = 3 H or H, h (…, H); d (2, r
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 Kept = tuple[Tensor, ...]
-aten: Any = torch.ops.aten
 
 
 def add_grad(parameter: Tensor, grad: Tensor) -> None:
@@ -97,9 +96,10 @@ class GRUCell(nn.Module):
         d_gates, d_n = dp.split([2 * self.hidden, self.hidden], -1)
         da_gates, da_n = da.split([2 * self.hidden, self.hidden], -1)
         gz = g * z
-        aten.tanh_backward.grad_input(g - gz, n, grad_input=d_n)
-        after = torch.cat((d_n * h_new, (h - n).mul_(g)), -1)  # slopes at the gates' values
-        aten.sigmoid_backward.grad_input(after, gates, grad_input=d_gates)
+        at_n = g - gz
+        torch.addcmul(at_n, at_n * n, n, value=-1, out=d_n)  # tanh' = 1 - n^2
+        at_gates = torch.cat((d_n * h_new, (h - n).mul_(g)), -1)
+        torch.mul(at_gates, torch.addcmul(gates, gates, gates, value=-1), out=d_gates)
         da_gates.copy_(d_gates)
         torch.mul(d_n, r, out=da_n)
         return torch.addmm(gz, da, self.weight_hh).to(g.dtype) if state else None
@@ -144,7 +144,9 @@ class ElmanCell(nn.Module):
 
     def slopes(self, kept: Kept, g: Tensor, d: Tensor, state: bool = False) -> Tensor | None:
         """Backward of `trace`."""
-        aten.sigmoid_backward.grad_input(g, kept[0], grad_input=d[0])  # d[1] would be the same
+        after = kept[0]
+        # sigmoid' = h' - h'^2; d[1] would be the same
+        torch.mul(g, torch.addcmul(after, after, after, value=-1), out=d[0])
         return (d[0] @ self.weight_hh).to(g.dtype) if state else None
 
     def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:

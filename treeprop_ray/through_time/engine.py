@@ -198,13 +198,18 @@ def time_rule(settings: Settings) -> TimeRule:
 
 def build(settings: Settings, data: DataSet, total_steps: int) -> Engine:
     """The engine for a recurrent run."""
-    from treeprop_ray.data import Batches
-    from treeprop_ray.engine.local import pick_device
-
     if settings.engine == "ray":
         from treeprop_ray.through_time import distributed
 
         return distributed.build(settings, data, total_steps)
+    return build_local(settings, data, total_steps)
+
+
+def build_local(settings: Settings, data: DataSet, total_steps: int) -> TimeEngine:
+    """The engine in this process: tree, or backpropagation through time."""
+    from treeprop_ray.data import Batches
+    from treeprop_ray.engine.local import pick_device
+
     torch.set_num_threads(settings.threads)
     common = (
         TimeNetwork.of(settings, data),
