@@ -26,6 +26,18 @@ def unrolled(cell: Cell) -> Roll:
     return roll
 
 
+def cell_by_cell(cell: nn.Module) -> Roll:
+    """The textbook loop: the whole cell at every step, input product included."""
+
+    def roll(x_BNS: Tensor) -> Tensor:
+        h = x_BNS.new_zeros(len(x_BNS), cell.hidden)  # type: ignore[call-overload]
+        for x_BS in x_BNS.unbind(1):
+            h = cell(x_BS, h)
+        return h
+
+    return roll
+
+
 def fused(cell: GRUCell) -> Roll:
     """The same network inside torch.nn.GRU, on the same parameters."""
     gru = share_with_torch_gru(cell)
