@@ -105,8 +105,8 @@ def run(bench: BenchSettings) -> None:
         "`bptt / tree` above 1: TreeProp-TT is faster. Latency-bound rows show what a device with "
         "room for a whole depth at once would see (ideal span: 2 N / (1 + D + K)). Compute-bound "
         "rows show that on one core the tree pays for its extra work: `tree / bptt` stands beside "
-        "the work ratio 2 + K. It stays below for K > 0, because the first sweep is what depth 0 "
-        "has computed already and all sweeps but the last have no backward.",
+        "the work ratio 2 + K, which counts every sweep in full; the first sweep is what depth 0 "
+        "has computed already, and all sweeps but the last have no backward.",
         "",
         "![speed-up over depth](bench_tt.png)",
     ]

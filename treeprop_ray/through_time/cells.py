@@ -68,19 +68,13 @@ class GRUCell(nn.Module):
         return F.linear(x, self.weight_ih, self.bias_ih)
 
     def advance(self, p: Tensor, h: Tensor) -> Tensor:
-        """h' = (1 - z) * n + z * h."""
-        sizes = [2 * self.hidden, self.hidden]
-        # under autocast the products are bfloat16; states and gates stay in the state's type
-        from_h = F.linear(h, self.weight_hh, self.bias_hh).to(h.dtype)
-        p_gates, p_new = p.to(h.dtype).split(sizes, -1)
-        h_gates, h_new = from_h.split(sizes, -1)
-        r, z = torch.sigmoid(p_gates + h_gates).chunk(2, -1)
-        n = torch.tanh(torch.addcmul(p_new, r, h_new))
-        return torch.lerp(n, h, z)
+        """The next state."""
+        return self.trace(p, h)[0]
 
     def trace(self, p: Tensor, h: Tensor) -> tuple[Tensor, Kept]:
-        """`advance`, and the gates, candidate and its recurrent share."""
+        """h' = (1 - z) * n + z * h; keeps the gates, the candidate n and its recurrent share."""
         sizes = [2 * self.hidden, self.hidden]
+        # under autocast the products are bfloat16; states and gates stay in the state's type
         p_gates, p_new = p.to(h.dtype).split(sizes, -1)
         from_h = F.linear(h, self.weight_hh, self.bias_hh).to(h.dtype)
         h_gates, h_new = from_h.split(sizes, -1)
@@ -138,7 +132,7 @@ class ElmanCell(nn.Module):
         return torch.sigmoid(p.to(h.dtype) + F.linear(h, self.weight_hh).to(h.dtype))
 
     def trace(self, p: Tensor, h: Tensor) -> tuple[Tensor, Kept]:
-        """`advance`, and both states."""
+        """`advance`; the next state itself is all that its slope needs."""
         after = self.advance(p, h)
         return after, (after,)
 
