@@ -52,5 +52,5 @@ def over_time(settings: Settings) -> Outline:
         terms[0]["cons"] = time.lambda_cons
     paths = {"tree": tree.spine_paths[-1], "full": tree.chain}
     # two applications per node; the first sweep is already there when others follow
-    sweeps = max(time.sweeps - 1, min(1, time.sweeps)) * (tree.N - 1)
+    sweeps = max(time.sweeps - 1, min(1, time.sweeps)) * tree.N
     return Outline(tree, paths, terms, deployed, 2 * (tree.N - 1) + sweeps, True)
