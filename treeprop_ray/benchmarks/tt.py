@@ -101,7 +101,8 @@ def run(bench: BenchSettings) -> None:
         "as in the tree; `plain` calls the whole cell at every step, as the textbook loop does; "
         "`fused` is torch.nn.GRU. The tree goes back through its two applications per depth by "
         "written-out formulas, BPTT by autograd. Denormal numbers are flushed to zero (else BPTT's "
-        "vanishing gradients make it several times slower on a CPU from D = 8 on). float32, one torch thread; candidates are timed "
+        "vanishing gradients make it several times slower on a CPU from D = 8 on). float32, one "
+        "torch thread; candidates are timed "
         f"in turn, {bench.rounds} rounds (a third of them when compute-bound), and every ratio is "
         "the median of the rounds' ratios.",
         "",
