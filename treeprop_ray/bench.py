@@ -3,6 +3,7 @@
     python -m treeprop_ray.bench step                   # local TreeProp step over a BP step
     python -m treeprop_ray.bench step engine=ray        # two actors against one process
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
+    python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """
@@ -22,11 +23,12 @@ class BenchSettings:
     """Settings of the bench command."""
 
     bench: str = opt(
-        "step", "which benchmark (the first word of the command)", choices=["step", "span"]
+        "step", "which benchmark (the first word of the command)", choices=["step", "span", "tt"]
     )
     engine: str = opt("local", "step: one process or Ray actors", choices=["local", "ray"])
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
+    depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
     out: str = opt("results", "folder for the table")
 
 
@@ -43,6 +45,10 @@ def run(settings: BenchSettings) -> None:
         from treeprop_ray.benchmarks import span
 
         span.run(settings)
+    elif settings.bench == "tt":
+        from treeprop_ray.benchmarks import tt
+
+        tt.run(settings)
     elif settings.engine == "ray":
         from treeprop_ray.benchmarks import step_ray
 

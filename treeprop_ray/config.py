@@ -37,7 +37,7 @@ def group(cls: type, help: str) -> Any:
 class Model:
     """The network: stem, chain blocks and head."""
 
-    name: str = opt("mlp", "which network", choices=["mlp", "vit"])
+    name: str = opt("mlp", "which network", choices=["mlp", "vit", "gru", "elman"])
     blocks: int = opt(7, "blocks before the head; N = blocks + 1 counts the head", low=1, high=4096)
     hidden: int = opt(64, "width of the states: hidden layers (mlp), tokens (vit)", low=1)
     activation: str = opt(
@@ -62,7 +62,9 @@ class Data:
     """Where the samples come from."""
 
     name: str = opt(
-        "digits", "data set", choices=["digits", "mnist", "cifar10", "cifar100", "tinyimagenet"]
+        "digits",
+        "data set",
+        choices=["digits", "mnist", "cifar10", "cifar100", "tinyimagenet", "adding"],
     )
     root: str | None = opt(None, "folder laid out like the Hugging Face hub; else $TREEPROP_DATA")
     validation: float = opt(
@@ -75,6 +77,26 @@ class Data:
         "horizontal flip; standard: that and RandAugment (2 operations of magnitude 9, chosen for "
         "every 16 samples of a batch)",
         choices=["none", "crop_flip", "standard"],
+    )
+    permuted: bool = opt(False, "read the numbers of a sequence in one fixed random order")
+    length: int = opt(64, "steps of the adding task", low=2, high=2**20)
+    samples: int = opt(10000, "training samples of the adding task", low=10)
+
+
+@dataclass
+class Time:
+    """TreeProp through time (model.name gru or elman): N = 2**depth symbols per sample."""
+
+    depth: int = opt(
+        4, "depth D of the time tree; a sample is cut into 2**D symbols", low=1, high=16
+    )
+    sweeps: int = opt(0, "consistency sweeps K of the deployed cell", low=0, high=1024)
+    lambda_cons: float = opt(1.0, "weight of the consistency loss", low=0)
+    recipe: str = opt(
+        "paper",
+        "paper: one learning rate, one gradient norm; boost: 3 lr for the deployed cell, and each "
+        "cell's gradient clipped on its own",
+        choices=["paper", "boost"],
     )
 
 
@@ -109,7 +131,10 @@ class Settings:
     seed: int = opt(1, "seed of initialisation, data order and noise", low=0, high=2**31 - 1)
 
     method: str = opt(
-        "tree", "TreeProp or plain backpropagation of the chain", choices=["tree", "bp"]
+        "tree",
+        "TreeProp, or plain backpropagation of the chain; through time: tree, bptt (the same "
+        "cell, unrolled), bptt_fused (torch.nn.GRU)",
+        choices=["tree", "bp", "bptt", "bptt_fused"],
     )
     engine: str = opt("local", "one process, or Ray actors", choices=["local", "ray"])
     placement: str = opt(
@@ -190,6 +215,7 @@ class Settings:
 
     model: Model = group(Model, "the network")
     data: Data = group(Data, "the data")
+    time: Time = group(Time, "recurrent networks")
 
     log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
@@ -249,6 +275,7 @@ def check(settings: Any) -> None:
             f"microbatches={settings.microbatches}: at most batch={settings.batch} pieces"
         )
     check_model(settings.model)
+    check_time(settings)
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":
             raise UserError(
@@ -291,6 +318,40 @@ def check_model(model: Model) -> None:
             )
     elif model.dropout > 0:
         raise UserError(f"model.dropout={model.dropout}: only model.name=vit has dropout; use 0")
+
+
+def recurrent(settings: Settings) -> bool:
+    """Whether the tree is over time steps."""
+    return settings.model.name in ("gru", "elman")
+
+
+def check_time(settings: Settings) -> None:
+    """What a recurrent network can and cannot do, and what only it can."""
+    s, model = settings, settings.model.name
+    if not recurrent(s):
+        if s.method in ("bptt", "bptt_fused"):
+            raise UserError(f"method={s.method}: needs model.name=gru or elman, not {model}")
+        for key, used in (("permuted", s.data.permuted), ("name", s.data.name == "adding")):
+            if used:
+                value = str(getattr(s.data, key)).lower()
+                raise UserError(
+                    f"data.{key}={value}: needs model.name=gru or elman, not {model} (a sequence)"
+                )
+        return
+    if s.method == "bp":
+        raise UserError(f"method=bp: for model.name={model} use method=bptt")
+    if s.method == "bptt_fused" and model != "gru":
+        raise UserError(f"method=bptt_fused: torch has no fused {model} cell; use method=bptt")
+    if s.engine == "ray" and s.method != "tree":
+        raise UserError(f"engine=ray: method={s.method} is one chain of steps; use engine=local")
+    if s.family == "bernoulli":
+        raise UserError(f"family=bernoulli: model.name={model} passes its states on as they are")
+    for key, neutral in (("sigma", 0), ("beta", 0), ("mc_samples", 1)):
+        if getattr(s, key) != neutral:
+            raise UserError(
+                f"{key}={getattr(s, key)}: recurrent networks pass the forward state on; "
+                f"use {key}={neutral}"
+            )
 
 
 def family_of(settings: Settings) -> str:

@@ -9,5 +9,5 @@ class TrainingError(Exception):
     """A run that cannot go on (NaN, lost actors, full disk). Ends the command with exit code 1."""
 
 
-class ActorLost(Exception):
+class ActorLost(TrainingError):
     """An actor, its process or its machine died; the engine recovers from it."""

@@ -73,31 +73,36 @@ def run(settings: EvaluateSettings) -> None:
     """The evaluate command."""
     from treeprop_ray import data
     from treeprop_ray.engine.base import score_network
+    from treeprop_ray.network import TreeNetwork
     from treeprop_ray.runfiles import (
         as_path_text,
+        check_permutation,
         load_network,
         parse_path,
         pick_checkpoint,
         run_settings,
     )
-    from treeprop_ray.train import paths_of, table_of
+    from treeprop_ray.train import outline_of, table_of
 
     of_run = run_settings(settings.run)
     of_run.data.root = settings.data_root or of_run.data.root
     found = pick_checkpoint(settings.run, settings.checkpoint)
     samples = data.load(of_run)
+    check_permutation(settings.run, samples.permutation)
     network = load_network(of_run, samples, found)
     if settings.mode == "adaptive":
-        if of_run.method != "tree":
-            raise UserError(f"mode=adaptive: a run with method={of_run.method} has no short paths")
+        if of_run.method != "tree" or not isinstance(network, TreeNetwork):
+            kind = f"method={of_run.method} model.name={of_run.model.name}"
+            raise UserError(f"mode=adaptive: a run with {kind} has no short paths")
         print(f"{found.path}\n{adaptive(settings, network, samples)}")
         return
     text = as_path_text(settings.path)
-    paths = paths_of(of_run, network.tree)
+    outline = outline_of(of_run, network.tree)
+    paths = outline.paths
     if text != "all":
-        paths = {text if text in paths else "path": parse_path(text, network.tree, of_run.method)}
+        paths = {text if text in paths else "path": parse_path(text, outline, of_run.method)}
     scores = score_network(network, paths, samples.batches(settings.split))
-    print(f"{found.path}\n{table_of(paths, {settings.split: scores})}")
+    print(f"{found.path}\n{table_of(outline, paths, {settings.split: scores})}")
 
 
 def adaptive(settings: EvaluateSettings, network: TreeNetwork, samples: DataSet) -> str:

@@ -5,7 +5,8 @@
 
 Writes into the folder `to`: model.pt2 (the program: `torch.export.load("model.pt2").module()`),
 model.safetensors and model.pt (the weights, `torch.load(..., weights_only=True)`), and model.json
-(path, layers, input shape, parameters).
+(path, layers, input shape, parameters). The deployed chain of a GRU also as gru.safetensors and
+readout.safetensors: `torch.nn.GRU(S, H, batch_first=True)` and `torch.nn.Linear(H, classes)`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from treeprop_ray.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from treeprop_ray.through_time.network import TimeNetwork
 
 
 @dataclass
@@ -47,27 +50,50 @@ def run(settings: ExportSettings) -> None:
     from treeprop_ray import data
     from treeprop_ray.runfiles import (
         as_path_text,
+        check_permutation,
         load_network,
         parse_path,
         pick_checkpoint,
         run_settings,
     )
+    from treeprop_ray.through_time.network import TimeNetwork
+    from treeprop_ray.train import outline_of
 
     of_run = run_settings(settings.run)
     of_run.data.root = settings.data_root or of_run.data.root
     found = pick_checkpoint(settings.run, settings.checkpoint)
     samples = data.load(of_run)
+    check_permutation(settings.run, samples.permutation)
     network = load_network(of_run, samples, found)
     text = as_path_text(settings.path)
-    path = parse_path(text, network.tree, of_run.method)
-    name = text if text in network.tree.named_paths else "-".join(map(str, path))
+    outline = outline_of(of_run, network.tree)
+    path = parse_path(text, outline, of_run.method)
+    known = {**network.tree.named_paths, **outline.paths}
+    name = text if text in known else "-".join(map(str, path))
     folder = Path(settings.to) if settings.to else Path(settings.run) / "export" / name
     if folder.exists() and not folder.is_dir():
         raise UserError(f"to={settings.to}: is a file, must be a folder")
     example = samples.inputs(samples.test.x[:2])
     info = {"experiment": of_run.experiment, "run": found.meta, "path": path, "data": samples.name}
     write(network.path(path), example, folder, info)
+    if isinstance(network, TimeNetwork) and path == network.tree.chain:
+        write_torch_gru(network, folder)
     print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir()))} to {folder}")
+
+
+def write_torch_gru(network: TimeNetwork, folder: Path) -> None:
+    """gru.safetensors and readout.safetensors: weights of a torch.nn.GRU and torch.nn.Linear."""
+    from safetensors.torch import save_file
+
+    from treeprop_ray.through_time.cells import GRUCell
+    from treeprop_ray.through_time.network import as_torch_gru
+
+    parts = network.parts()
+    cell, readout = parts["f0"], parts["readout"]
+    if isinstance(cell, GRUCell):
+        made = as_torch_gru(cell, readout)  # type: ignore[arg-type]
+        save_file(made.gru.state_dict(), folder / "gru.safetensors")
+        save_file(made.readout.state_dict(), folder / "readout.safetensors")
 
 
 def write(module: nn.Module, example: Tensor, folder: Path, info: dict[str, Any]) -> None:

@@ -12,19 +12,23 @@ import pandas as pd
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from treeprop_ray.outline import Outline
 from treeprop_ray.tree import Tree
 
 if TYPE_CHECKING:
     from treeprop_ray.adaptive import Point
 
 
-def run_figures(folder: Path, tree: Tree) -> None:
-    """Draw figures/tree_loss.png and figures/path_accuracy.png from metrics.csv."""
+def run_figures(folder: Path, outline: Outline) -> None:
+    """Draw figures/tree_loss.png (or depth_loss.png) and path_accuracy.png from metrics.csv."""
+    tree = outline.tree
     rows = pd.read_csv(folder / "metrics.csv")
     out = folder / "figures"
     out.mkdir(exist_ok=True)
     steps = rows[rows.kind == "step"]
-    if not steps.empty and any(
+    if outline.over_time and not steps.empty:
+        depth_loss(steps, list(outline.weights), out / "depth_loss.png")
+    elif not steps.empty and any(
         steps.get(f"loss/{n}", pd.Series()).notna().any() for n in tree.nodes
     ):
         tree_loss(tree, {n: steps[f"loss/{n}"].iloc[-1] for n in tree.nodes}, out / "tree_loss.png")
@@ -58,6 +62,17 @@ def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
     ax.set_yticks(range(1, tree.depth + 1))
     ax.set_title("loss per node at the last step")
     fig.colorbar(points, ax=ax)
+    _save(fig, target)
+
+
+def depth_loss(steps: pd.DataFrame, depths: list[int], target: Path) -> None:
+    """Loss of every depth of a time tree over the steps."""
+    fig, ax = plt.subplots(figsize=(6, 4))
+    for d in depths:
+        ax.plot(steps.step, steps[f"loss/{d}"], label=f"depth {d}")
+    ax.set(xlabel="step", ylabel="loss", yscale="log")
+    ax.grid(alpha=0.3)
+    ax.legend()
     _save(fig, target)
 
 

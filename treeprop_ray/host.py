@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from treeprop_ray.engine.base import StepReport, count
 from treeprop_ray.errors import TrainingError
-from treeprop_ray.network import STEM, edge_name
+from treeprop_ray.network import STEM, edge_name, named
 from treeprop_ray.node import Boundary, Losses, TreeNode, add
 from treeprop_ray.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.rule import Piece, Rule
@@ -56,7 +56,7 @@ class Host:
             self.nodes[n] = TreeNode(
                 tree, node, self.parts[node.left], right, rule, stem_trains, self._run
             )
-        self.optimizer = PartOptimizer(self.parts, optimizer)
+        self.optimizer = PartOptimizer(named(self.parts), optimizer)
         self.held: dict[int, Held] = {}  # per piece of the batch
         self.current: tuple[int, Tensor, Tensor] | None = None  # the batch of this step
         self.data_seconds = 0.0  # spent on getting batches, since the host was made

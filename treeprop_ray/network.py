@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,11 @@ STEM: Edge = (-1, 0)  # the stem is treated as the edge into z_0
 def edge_name(edge: Edge) -> str:
     """How an edge is called in checkpoints and state dicts: `stem`, `4-6`."""
     return "stem" if edge == STEM else f"{edge[0]}-{edge[1]}"
+
+
+def named(parts: Mapping[Edge, nn.Module]) -> dict[str, nn.Module]:
+    """Parts by the names of their edges."""
+    return {edge_name(edge): module for edge, module in parts.items()}
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-
-from treeprop_ray.network import edge_name
-from treeprop_ray.tree import Edge
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Settings
@@ -29,6 +26,8 @@ class OptimizerRule:
     warmup: float = 0.0
     clip: float = 0.0
     total_steps: int = 1
+    factors: tuple[tuple[str, float], ...] = ()  # parts with another learning rate: (name, factor)
+    clip_each: bool = False  # clip the norm of each part on its own
 
     @classmethod
     def of(cls, settings: Settings, total_steps: int) -> OptimizerRule:
@@ -49,7 +48,13 @@ class OptimizerRule:
             return self.lr * (1 - done)
         return self.lr * 0.5 * (1 + math.cos(math.pi * done))
 
-    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    @property
+    def clips_globally(self) -> bool:
+        """Whether a step needs the gradient norms of all hosts."""
+        return self.clip > 0 and not self.clip_each
+
+    def make(self, params: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The torch optimizer over parameter groups."""
         if self.kind == "sgd":
             return torch.optim.SGD(
                 params, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
@@ -61,44 +66,55 @@ class OptimizerRule:
 class PartOptimizer:
     """One torch optimizer over several parts, whose state is read and written part by part."""
 
-    def __init__(self, parts: Mapping[Edge, nn.Module], rule: OptimizerRule) -> None:
+    def __init__(self, parts: Mapping[str, nn.Module], rule: OptimizerRule) -> None:
         self.rule = rule
         self.params: dict[str, dict[str, nn.Parameter]] = {
-            edge_name(edge): {k: p for k, p in module.named_parameters() if p.requires_grad}
-            for edge, module in sorted(parts.items())
+            name: {k: p for k, p in module.named_parameters() if p.requires_grad}
+            for name, module in sorted(parts.items())
         }
-        everything = [p for named in self.params.values() for p in named.values()]
-        self.optimizer = rule.make(everything) if everything else None
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, named in self.params.items():
+            groups.setdefault(dict(rule.factors).get(name, 1.0), []).extend(named.values())
+        made = [{"params": params, "factor": f} for f, params in groups.items() if params]
+        self.optimizer = rule.make(made) if made else None
 
     def square_norms(self) -> dict[str, float]:
         """Sum of squared gradients of every part."""
-        out = {}
-        for name, named in self.params.items():
-            grads = [p.grad for p in named.values() if p.grad is not None]
-            if grads:
-                norms = torch.stack(torch._foreach_norm(grads)).double()
-                out[name] = float((norms**2).sum())
+        found = [
+            (name, p.grad)
+            for name, named in self.params.items()
+            for p in named.values()
+            if p.grad is not None
+        ]
+        out: dict[str, float] = {}
+        if found:
+            norms = torch.stack(torch._foreach_norm([grad for _, grad in found]))
+            for (name, _), norm in zip(found, norms.tolist(), strict=True):
+                out[name] = out.get(name, 0.0) + norm * norm
         return out
 
     def step(self, step: int, square_norms: Iterable[Mapping[str, float]] | None) -> None:
         """One update; with clipping `square_norms` holds those of all hosts."""
         if self.optimizer is None:
             return
-        if self.rule.clip > 0:
+        if self.rule.clips_globally:
             assert square_norms is not None
-            norm = global_norm(square_norms)
-            if norm > self.rule.clip:
-                grads = [
-                    p.grad
-                    for g in self.optimizer.param_groups
-                    for p in g["params"]
-                    if p.grad is not None
-                ]
-                torch._foreach_mul_(grads, self.rule.clip / norm)
+            self._clip(self.params, global_norm(square_norms))
+        elif self.rule.clip > 0:
+            for name, square in self.square_norms().items():
+                self._clip([name], math.sqrt(square))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rule.lr_at(step)
+            group["lr"] = self.rule.lr_at(step) * group["factor"]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _clip(self, parts: Iterable[str], norm: float) -> None:
+        """Shrink the gradients of some parts, whose norm is given, to the norm `clip`."""
+        if norm > self.rule.clip:
+            grads = [
+                p.grad for name in parts for p in self.params[name].values() if p.grad is not None
+            ]
+            torch._foreach_mul_(grads, self.rule.clip / norm)
 
     def state(self) -> dict[str, Tensor]:
         """Optimizer state as `edge/parameter/slot` tensors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +12,12 @@ from treeprop_ray.config import Settings
 from treeprop_ray.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from treeprop_ray.data import DataSet
     from treeprop_ray.network import TreeNetwork
-    from treeprop_ray.tree import Tree
+    from treeprop_ray.outline import Outline
+    from treeprop_ray.through_time.network import TimeNetwork
 
 
 def run_settings(run: str) -> Settings:
@@ -49,8 +53,24 @@ def pick_checkpoint(run: str, which: str) -> checkpoint.Checkpoint:
         raise UserError(f"checkpoint={which}: {e}; steps kept: {have}") from e
 
 
-def load_network(settings: Settings, data: DataSet, found: checkpoint.Checkpoint) -> TreeNetwork:
+def check_permutation(run: str, permutation: Tensor | None) -> None:
+    """The order in which a run has read its numbers is the one that this program would use."""
+    stored = Path(run) / "permutation.json"
+    if permutation is None or not stored.is_file():
+        return
+    if json.loads(stored.read_text()) != permutation.tolist():
+        raise UserError(f"{stored}: is not the permutation that data.permuted=true gives here")
+
+
+def load_network(
+    settings: Settings, data: DataSet, found: checkpoint.Checkpoint
+) -> TreeNetwork | TimeNetwork:
     """The network of a run with the weights of a checkpoint (a BP run has no auxiliary ones)."""
+    if config.recurrent(settings):
+        from treeprop_ray.through_time.network import TimeNetwork
+
+        checkpoint.check_fits(found, 2**settings.time.depth, settings.split)
+        return TimeNetwork.of(settings, data, found.weights).eval()
     from treeprop_ray.models import blueprint
     from treeprop_ray.network import TreeNetwork, edge_name
     from treeprop_ray.tree import Tree
@@ -68,9 +88,10 @@ def load_network(settings: Settings, data: DataSet, found: checkpoint.Checkpoint
     return network.eval()
 
 
-def parse_path(text: str, tree: Tree, method: str) -> list[int]:
+def parse_path(text: str, outline: Outline, method: str) -> list[int]:
     """A path by name (full, spine-2) or as indices such as [0,4,6,8]; checked against the tree."""
-    named = tree.named_paths if method == "tree" else {"full": tree.chain}
+    tree = outline.tree
+    named = {**tree.named_paths, **outline.paths} if method == "tree" else outline.paths
     if text in named:
         return named[text]
     try:

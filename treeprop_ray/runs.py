@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeprop_ray import config
 from treeprop_ray.config import Settings
 from treeprop_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RunFolder:
@@ -61,6 +64,14 @@ class RunFolder:
             (self.path / "config.yaml").write_text(config.to_yaml(self.settings))
         except OSError as e:
             raise UserError(f"out={self.settings.out}: cannot write there: {e.strerror}") from e
+
+    def keep_permutation(self, permutation: Tensor | None) -> None:
+        """Store the order in which sequences are read; a run taken up again must have the same."""
+        from treeprop_ray.runfiles import check_permutation
+
+        if permutation is not None:
+            check_permutation(str(self.path), permutation)
+            (self.path / "permutation.json").write_text(json.dumps(permutation.tolist()))
 
     def write_summary(self, figures: Mapping[str, Any]) -> None:
         """summary.json, written aside and renamed."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from treeprop_ray.data import DataSet
     from treeprop_ray.engine.base import Engine, Score, StepReport
     from treeprop_ray.optim import OptimizerRule
+    from treeprop_ray.outline import Outline
     from treeprop_ray.tree import Tree
 
 
@@ -63,14 +64,15 @@ class Trainer:
         self.engine = build_engine(self.settings, self.data, self.total_steps)
         try:
             self.folder.open()
+            self.folder.keep_permutation(self.data.permutation)
             found = checkpoint.newest(self.folder.checkpoints, _warn)
             if found:
                 self._resume(found)
-            self.paths = paths_of(self.settings, self.engine.tree)
+            self.outline = outline_of(self.settings, self.engine.tree)
+            self.paths = self.outline.paths
             self.log = Log(
                 self.folder.path,
-                self.engine.tree,
-                list(self.paths),
+                self.outline,
                 self.start,
                 OptimizerRule.of(self.settings, self.total_steps),
             )
@@ -99,8 +101,8 @@ class Trainer:
         logs = ends_epoch or done % s.log_every == 0
         saves = ends_epoch if s.checkpoint_every == 0 else done % s.checkpoint_every == 0
         clean = None
-        if ends_epoch and s.method == "tree":
-            clean = self.engine.clean_loss(self.engine.tree.spine_paths[-1], step)
+        if ends_epoch and self.outline.clean:
+            clean = self.engine.clean_loss(self.outline.clean[0], step)
         self.engine.step(step, report=logs or saves)
         if logs:
             self.log.step(done, epoch, self.engine.reports(), s, clean)
@@ -134,9 +136,9 @@ class Trainer:
 
         s = self.settings
         scores = {split: self.engine.score(self.paths, split) for split in ("validation", "test")}
-        table = table_of(self.paths, scores)
+        table = table_of(self.outline, self.paths, scores)
         weights, _ = self.engine.state()
-        deployed = deployed_parameters(weights, self.engine.tree)
+        deployed = self.outline.deployed
         summary = {
             "name": self.folder.name,
             "method": s.method,
@@ -149,8 +151,10 @@ class Trainer:
             "epochs": self.total_steps / self.per_epoch,
             "samples_seen": self.total_steps * s.batch,
             "parameters_trained": sum(v.numel() for v in weights.values()),
-            "parameters_deployed": deployed,
-            "block_applications_per_step": block_applications(s, self.engine.tree),
+            "parameters_deployed": sum(
+                v.numel() for k, v in weights.items() if k.split("/")[0] in deployed
+            ),
+            "block_applications_per_step": self.outline.applications,
             "wall_seconds": round(self.wall, 2),
             "final": {
                 split: {n: {"loss": v.loss, "accuracy": v.accuracy} for n, v in by_path.items()}
@@ -162,7 +166,7 @@ class Trainer:
         }
         self.folder.write_summary(summary)
         self.log.close()
-        figures.run_figures(self.folder.path, self.engine.tree)
+        figures.run_figures(self.folder.path, self.outline)
         spans = self.engine.spans()
         if spans:
             timeline.write_timeline(spans, self.folder.path / "timeline.json")
@@ -172,6 +176,10 @@ class Trainer:
 
 def build_engine(settings: Settings, data: DataSet, total_steps: int) -> Engine:
     """The engine that the settings name."""
+    if config.recurrent(settings):
+        from treeprop_ray.through_time import engine
+
+        return engine.build(settings, data, total_steps)
     if settings.engine == "ray":
         from treeprop_ray.engine import ray
 
@@ -181,9 +189,26 @@ def build_engine(settings: Settings, data: DataSet, total_steps: int) -> Engine:
     return local.build(settings, data, total_steps)
 
 
-def paths_of(settings: Settings, tree: Tree) -> dict[str, list[int]]:
-    """The paths a run reports: spine paths and the chain; backpropagation has only the chain."""
-    return tree.named_paths if settings.method == "tree" else {"full": tree.chain}
+def outline_of(settings: Settings, tree: Tree) -> Outline:
+    """What a run reports: spine paths and the chain; backpropagation has only the chain."""
+    from treeprop_ray.network import STEM, edge_name
+    from treeprop_ray.outline import Outline, over_time
+
+    if config.recurrent(settings):
+        return over_time(settings)
+    is_tree = settings.method == "tree"
+    terms = {
+        n: {term: weight_of(settings, tree, n, term) for term in ("own", "right", "ce")}
+        for n in tree.nodes
+    }
+    return Outline(
+        tree=tree,
+        paths=tree.named_paths if is_tree else {"full": tree.chain},
+        weights={**terms, tree.N: {"ce": 1.0}},
+        deployed=frozenset(edge_name(e) for e in (STEM, *tree.path_edges(tree.chain))),
+        applications=block_applications(settings, tree),
+        clean=(tree.spine_paths[-1], tree.spine[-1].n) if is_tree else None,
+    )
 
 
 def brief(scores: Mapping[str, Score]) -> str:
@@ -191,21 +216,20 @@ def brief(scores: Mapping[str, Score]) -> str:
     return "val " + "  ".join(f"{n} {100 * v.accuracy:.2f} %" for n, v in scores.items())
 
 
-def table_of(paths: Mapping[str, Sequence[int]], scores: Mapping[str, Mapping[str, Score]]) -> str:
+def table_of(
+    outline: Outline,
+    paths: Mapping[str, Sequence[int]],
+    scores: Mapping[str, Mapping[str, Score]],
+) -> str:
     """Accuracy of every path on every split, as plain text."""
     lines = [f"{'path':<10} {'blocks':>6}  " + "  ".join(f"{split:>10}" for split in scores)]
     for name, path in paths.items():
         cells = "  ".join(f"{100 * scores[split][name].accuracy:>8.2f} %" for split in scores)
-        lines.append(f"{name:<10} {len(path) - 2:>6}  {cells}   {'-'.join(map(str, path))}")
+        shown = [str(i) for i in path]
+        if len(shown) > 40:
+            shown[3:-1] = ["…"]
+        lines.append(f"{name:<10} {outline.blocks(path):>6}  {cells}   {'-'.join(shown)}")
     return "\n".join(lines)
-
-
-def deployed_parameters(weights: Mapping[str, Any], tree: Tree) -> int:
-    """Numbers in stem, chain blocks and head."""
-    from treeprop_ray.network import STEM, edge_name
-
-    chain = {edge_name(e) for e in (STEM, *tree.path_edges(tree.chain))}
-    return sum(v.numel() for k, v in weights.items() if k.split("/")[0] in chain)
 
 
 def block_applications(settings: Settings, tree: Tree) -> int:
@@ -224,21 +248,16 @@ def block_applications(settings: Settings, tree: Tree) -> int:
 class Log:
     """Writes metrics.csv and TensorBoard events; keeps what the progress line shows."""
 
-    def __init__(
-        self, folder: Any, tree: Tree, paths: Sequence[str], step: int, optimizer: OptimizerRule
-    ) -> None:
+    def __init__(self, folder: Any, outline: Outline, step: int, optimizer: OptimizerRule) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         from treeprop_ray.runs import MetricsFile
 
-        nodes = [*tree.nodes, tree.N]
         columns = [
             "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "data_share",
-            "clean_ce", "tree_ce", "leak", *(f"loss/{n}" for n in nodes),
-            *(f"{kind}/{n}" for n in tree.nodes for kind in ("own", "right", "ce")),
-            *(f"{kind}/{p}" for p in paths for kind in ("accuracy", "val_loss")),
+            "clean_ce", "tree_ce", "leak", *outline.columns,
         ]  # fmt: skip
-        self.tree, self.optimizer = tree, optimizer
+        self.outline, self.optimizer = outline, optimizer
         self.file = MetricsFile(folder / "metrics.csv", columns, step)
         self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
         self.loss = float("nan")
@@ -267,9 +286,7 @@ class Log:
         total = 0.0
         for n, terms in sorted(losses.items()):
             row.update({f"{name}/{n}": value for name, value in terms.items()})
-            row[f"loss/{n}"] = sum(
-                weight_of(settings, self.tree, n, t) * v for t, v in terms.items()
-            )
+            row[f"loss/{n}"] = sum(self.outline.weights[n][t] * v for t, v in terms.items())
             total += row[f"loss/{n}"]
         now = time.perf_counter()
         row["loss"] = self.loss = total
@@ -279,7 +296,8 @@ class Log:
         data_seconds = sum(r.data_seconds for r in reports)
         row["data_share"] = (data_seconds - self._data_seconds) / (now - self._last[0])
         self._last, self._data_seconds = (now, step), data_seconds
-        tree_ce = losses.get(self.tree.spine[-1].n, {}).get("ce")  # absent if it has no weight
+        # absent if cross-entropy has no weight
+        tree_ce = losses.get(self.outline.clean[1], {}).get("ce") if self.outline.clean else None
         if clean is not None and tree_ce is not None:
             row["clean_ce"], row["tree_ce"] = clean, tree_ce
             leak: float = row["clean_ce"] - row["tree_ce"]

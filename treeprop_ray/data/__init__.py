@@ -57,6 +57,7 @@ class DataSet:
     prepare: Callable[[Tensor], Tensor]
     dtype: torch.dtype = torch.float32
     augment: Augment | None = None
+    permutation: Tensor | None = None  # the order in which a sequence reads the numbers
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -139,9 +140,13 @@ def hold_out(train: Split, share: float, limit: int) -> tuple[Split, Split]:
 
 def load(settings: Settings) -> DataSet:
     """The data set that the settings name, with the validation split held out of train."""
-    from treeprop_ray.data import images
+    from treeprop_ray.config import recurrent
+    from treeprop_ray.data import images, sequences
 
-    data = images.SETS[settings.data.name](settings.data)
+    sets = {**images.SETS, "adding": sequences.adding}
+    data = sets[settings.data.name](settings.data)
+    if recurrent(settings):
+        data = sequences.as_sequences(data, 2**settings.time.depth, settings.data.permuted)
     train, validation = hold_out(data.train, settings.data.validation, settings.data.limit)
     dtype = torch.float64 if settings.precision == "float64" else torch.float32
     augment = AUGMENTS[settings.data.augment]

@@ -144,6 +144,10 @@ class HostActor:
         found: tuple[float, int, int] = host.score(transport.from_array(z), transport.from_array(y))
         return found
 
+    def ask(self, question: str, *words: Any) -> Any:
+        """Call a method of the host that is no part of the schedule."""
+        return getattr(self.host, question)(*words)
+
     def state(self) -> Any:
         """Weights and optimizer state of the parts that live here."""
         host: Any = self.host

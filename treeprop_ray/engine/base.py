@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch.nn import functional as F
 from treeprop_ray.factor import full
 from treeprop_ray.network import STEM, TreeNetwork
 from treeprop_ray.tree import Edge, Tree
+
+if TYPE_CHECKING:
+    from treeprop_ray.through_time.network import TimeNetwork
 
 State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), keyed by edge
 Through = Callable[[Edge, Tensor], Tensor]  # runs the block of an edge, the stem or the head
@@ -28,7 +31,7 @@ class Score:
 
 @dataclass
 class StepReport:
-    """What a host tells about a step: unweighted loss terms by node, squared gradient norms, and
+    """What a host tells about a step: unweighted loss terms by place, squared norms by part, and
     the seconds it has spent so far, over all steps, on getting training batches."""
 
     losses: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -125,11 +128,13 @@ def network_through(network: TreeNetwork) -> Through:
 
 
 def score_network(
-    network: TreeNetwork,
+    network: TreeNetwork | TimeNetwork,
     paths: Mapping[str, Sequence[int]],
     batches: Iterable[tuple[Tensor, Tensor]],
 ) -> dict[str, Score]:
     """Score paths of a network in this process."""
+    if not isinstance(network, TreeNetwork):
+        return network.eval().score(paths, batches)
     through = network_through(network)
 
     def score(z: Tensor, y: Tensor) -> tuple[float, int, int]:

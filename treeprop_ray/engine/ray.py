@@ -225,16 +225,8 @@ class RayEngine:
     # -- state ------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        weights: dict[str, Tensor] = {}
-        optimizer: dict[str, Tensor] = {}
-        for w, o in self._guarded(self._states):
-            weights.update({k: _tensor(v) for k, v in w.items()})
-            optimizer.update({k: _tensor(v) for k, v in o.items()})
-        return dict(sorted(weights.items())), dict(sorted(optimizer.items()))
-
-    def _states(self) -> list[Any]:
-        self.driver.wait()
-        return self.driver.get([a.state.remote() for a in self.driver.actors])
+        found: State = self._guarded(lambda: collect_state(self.driver))
+        return found
 
     def load(self, state: State, step: int = 0) -> None:
         packed = [{k: transport.to_array(v) for k, v in part.items()} for part in state]
@@ -262,6 +254,17 @@ class RayEngine:
         self.driver.close()
         if self.owns_ray:
             runtime.stop()
+
+
+def collect_state(driver: Driver) -> State:
+    """Weights and optimizer state of all actors after the last step."""
+    driver.wait()
+    weights: dict[str, Tensor] = {}
+    optimizer: dict[str, Tensor] = {}
+    for w, o in driver.get([a.state.remote() for a in driver.actors]):
+        weights.update({k: _tensor(v) for k, v in w.items()})
+        optimizer.update({k: _tensor(v) for k, v in o.items()})
+    return dict(sorted(weights.items())), dict(sorted(optimizer.items()))
 
 
 def _tensor(value: Any) -> Tensor:

@@ -1,0 +1,56 @@
+"""What `train` must know of a network to log, score and describe a run. Pure Python, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from treeprop_ray.config import Settings
+from treeprop_ray.tree import Tree
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A run's shape: where losses arise and what they weigh, which paths and parts there are.
+
+    A place is where loss terms arise: a node (N is the head), or a depth of a time tree.
+    """
+
+    tree: Tree
+    paths: Mapping[str, list[int]]  # scored after every epoch; `full` is the deployed network
+    weights: Mapping[int, Mapping[str, float]]  # place -> loss term -> weight in the objective
+    deployed: frozenset[str]  # names of the parts of the deployed network
+    applications: int  # forward applications of blocks in one step
+    over_time: bool = False  # places are depths, and the last edge of a path is a cell like others
+    clean: tuple[Sequence[int], int] | None = None  # path and place whose cross-entropies compare
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of metrics.csv for losses and scores."""
+        return [
+            *(f"loss/{place}" for place in self.weights),
+            *(f"{term}/{place}" for place, terms in self.weights.items() for term in terms),
+            *(f"{kind}/{p}" for p in self.paths for kind in ("accuracy", "val_loss")),
+        ]
+
+    def blocks(self, path: Sequence[int]) -> int:
+        """Blocks (cells) of a path, the head not counted."""
+        return len(path) - (1 if self.over_time else 2)
+
+
+def over_time(settings: Settings) -> Outline:
+    """A recurrent run: losses by depth, the tree readout and the deployed chain."""
+    time = settings.time
+    tree = Tree(2**time.depth)
+    deployed = frozenset({"f0", "readout"})
+    if settings.method != "tree":
+        return Outline(tree, {"full": tree.chain}, {0: {"ce": 1.0}}, deployed, tree.N, True)
+    terms: dict[int, dict[str, float]] = {d: {"ce": 1.0} for d in range(time.depth)}
+    for d in range(time.depth - 1):
+        terms[d]["right"] = 1.0  # the coarsest depth has one node, whose target is the label
+    if time.sweeps:
+        terms[0]["cons"] = time.lambda_cons
+    paths = {"tree": tree.spine_paths[-1], "full": tree.chain}
+    # two applications per node; the first sweep is already there when others follow
+    sweeps = max(time.sweeps - 1, min(1, time.sweeps)) * tree.N
+    return Outline(tree, paths, terms, deployed, 2 * (tree.N - 1) + sweeps, True)

@@ -1,0 +1,197 @@
+"""One training step of TreeProp-TT: depth by depth, all nodes of a depth in one batched call.
+
+N = 2**D symbols, states h_0 … h_N. Depth d serves the nodes n = 2**d, 3 * 2**d, 5 * 2**d, …; each
+reads the state l = n - 2**d and has the target r = n + 2**d. N = 8:
+
+    depth 2    0 ═══════════════ 4 ─────────────── 8        ═ h_n = f_d(h_l, x[l:n])
+    depth 1    0 ═════ 2 ─────── 4 ═════ 6 ─────── 8        ─ h_r_hat = f_d(h_n, x[n:r])
+    depth 0    0 ═ 1 ─ 2 ═ 3 ─── 4 ═ 5 ─ 6 ═ 7 ─── 8
+
+Loss of a depth: sum_j (h_r_hat - h_r)_j^2, mean over batch and nodes, plus the cross-entropy of
+readout(h_N_hat). h_l and h_r are constants, so the gradient passes two applications of f_d and
+nothing else: a depth can go back and update while the next one goes ahead. The two applications
+read all symbols between them, cut into pieces of 2**d, so one product projects them all.
+
+Consistency (depth 0): K sweeps h_t <- f_0(h_{t-1}, x_t) of all positions at once, from the tree's
+states; squared distance of the last sweep to the tree's states, gradient through that sweep only.
+The first sweep is what depth 0 has just computed: h_n and h_r_hat.
+
+Legend: B batch, M nodes of a depth, N symbols, S numbers per symbol, H hidden width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treeprop_ray.factor import full
+from treeprop_ray.through_time.cells import Cell, Kept, add_grad
+
+Terms = dict[str, Tensor]  # unweighted loss terms
+Autocast = Callable[[], contextlib.AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class TimeRule:
+    """Settings of the time tree."""
+
+    depth: int
+    sweeps: int = 0
+    lambda_cons: float = 1.0
+
+    @property
+    def N(self) -> int:
+        """Number of symbols."""
+        return 2**self.depth
+
+
+class Depth:
+    """One depth's work on a piece of the batch: ahead, then back with the readout's answer."""
+
+    def __init__(self, cell: Cell, d: int, rule: TimeRule, autocast: Autocast) -> None:
+        self.cell, self.d, self.rule, self.autocast = cell, d, rule, autocast
+        self.sweeps = rule.sweeps if d == 0 else 0
+        self._kept: _Pass | None = None
+
+    def ahead(self, x_BNS: Tensor, states_BMH: Tensor) -> tuple[Tensor, Tensor]:
+        """Every 2**(d+1)-th state to (every 2**d-th state, h_N_hat for the readout)."""
+        B, M, H = states_BMH.shape
+        R = B * M  # nodes of all samples are rows of one matrix
+        x, states = x_BNS.reshape(2 * R, -1), states_BMH.view(R, H)
+        with torch.no_grad(), self.autocast():
+            p_all = self.cell.project(x)
+            p_left, p_right = p_all.view(R, 2, -1).unbind(1)
+            h_n, left = self.cell.trace(p_left, states)
+            hat, right = self.cell.trace(p_right, h_n)
+            finer = torch.stack((states, h_n), 1).view(2 * R, H)
+            swept = None
+            if self.sweeps:
+                once = torch.stack((h_n, hat), 1).view(2 * R, H)
+                swept = self._sweep(p_all, finer, once, 2 * M)
+        hat_BMH = hat.view(B, M, H)
+        self._kept = _Pass(x, states_BMH, finer, hat_BMH, p_all.shape[1], left, right, swept)
+        return finer.view(B, 2 * M, H), hat_BMH[:, -1]
+
+    def _sweep(self, p: Tensor, tree: Tensor, once: Tensor, N: int) -> _Sweep:
+        """h_1 … h_N after K sweeps from `tree`, h_0 … h_{N-1}; `once` is after the first."""
+        before, after = tree, once
+        for i in range(2, self.sweeps + 1):
+            before = after.roll(1, 0)
+            before[::N] = 0  # h_0 of every sample
+            if i < self.sweeps:
+                after = self.cell.advance(p, before)
+        after, kept = self.cell.trace(p, before)
+        return _Sweep(before, after, kept, tree, N)
+
+    def back(self, answer_BH: Tensor, batch: int) -> Terms:
+        """Gradients of this depth's cell; `answer` is d CE / d h_N_hat.
+
+        Means are over `batch`, the whole batch, of which this may be a piece.
+        """
+        kept, self._kept = self._kept, None
+        assert kept is not None
+        terms: Terms = {}
+        slope = answer_BH
+        with torch.no_grad(), self.autocast():
+            if kept.states.shape[1] > 1:
+                terms["right"], right = square_error(kept.hat[:, :-1], kept.states[:, 1:], batch)
+                slope = torch.cat((right, answer_BH.unsqueeze(1)), 1).flatten(0, 1)
+            R, G = len(slope), kept.gates
+            d = slope.new_empty(2, R, 2, G)
+            dh_n = self.cell.slopes(kept.right, slope, d[:, :, 1], state=True)
+            assert dh_n is not None
+            self.cell.slopes(kept.left, dh_n, d[:, :, 0])
+            self.cell.add_gradients(kept.x, kept.finer, d.view(2, 2 * R, G))
+            if kept.swept is not None:
+                terms["cons"], near = kept.swept.error(batch)
+                near *= self.rule.lambda_cons
+                d = torch.empty_like(d).view(2, 2 * R, G)
+                self.cell.slopes(kept.swept.kept, near, d)
+                self.cell.add_gradients(kept.x, kept.swept.before, d)
+        return terms
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """The last sweep: states before and after it, and the tree's h_0 … h_{N-1}; rows B * N."""
+
+    before: Tensor
+    after: Tensor
+    kept: Kept
+    tree: Tensor
+    N: int
+
+    def error(self, batch: int) -> tuple[Tensor, Tensor]:
+        """Squared distance to the tree's h_1 … h_{N-1} and its slope; h_N has no tree state."""
+        after, tree = (t.unflatten(0, (-1, self.N)) for t in (self.after, self.tree))
+        loss, slope = square_error(after[:, :-1], tree[:, 1:], batch)
+        return loss, F.pad(slope, (0, 0, 0, 1)).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What a depth keeps between ahead and back; rows are (sample, node)."""
+
+    x: Tensor  # symbols in pieces of 2**d
+    states: Tensor  # (B, M, H): h_l of every node; from the second on also h_r of the one before
+    finer: Tensor  # h_l, h_n, h_l, h_n, …: what the two applications read
+    hat: Tensor  # (B, M, H): h_r_hat
+    gates: int  # numbers that a cell's step is made of
+    left: Kept
+    right: Kept
+    swept: _Sweep | None
+
+
+def square_error(found: Tensor, target: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Squared distance, summed over the width, mean over batch and nodes; and its slope."""
+    errors = found - target
+    share = 1 / (batch * errors.shape[1])
+    flat = errors.view(-1)
+    return flat.dot(flat) * share, errors.mul_(2 * share)
+
+
+class Readout:
+    """The classifier on h_N. Every depth asks it once per piece of the batch.
+
+    softmax(logits) - onehot is written out, and what its own gradient needs is kept until the last
+    depth has asked: D graphs of their own would take several times as long.
+    """
+
+    def __init__(self, module: nn.Linear, autocast: Autocast) -> None:
+        self.module, self.autocast = module, autocast
+        self._asked: list[tuple[int, Tensor, Tensor, Tensor]] = []  # depth, h_N_hat, logits, slope
+
+    def onehot(self, y: Tensor) -> Tensor:
+        """Labels as `answer` takes them, made once for all depths."""
+        weight = self.module.weight
+        return F.one_hot(y, len(weight)).to(weight.dtype)
+
+    def answer(self, d: int, hat_BH: Tensor, onehot_BC: Tensor, batch: int) -> Tensor:
+        """The slope at h_N_hat of the cross-entropy, a mean over the whole batch."""
+        with torch.no_grad(), self.autocast():
+            logits = full(self.module(hat_BH))
+            slope = logits.softmax(-1).sub_(onehot_BC).div_(batch)
+            back = slope @ self.module.weight
+        self._asked.append((d, hat_BH, logits, slope))
+        return back.to(hat_BH.dtype)
+
+    def settle(self, onehot_BC: Tensor, batch: int) -> dict[int, Terms]:
+        """After all depths have asked: the readout's gradient, and the cross-entropy by depth."""
+        depths, hats, logits, slopes = zip(*self._asked, strict=True)
+        self._asked = []
+        with torch.no_grad(), self.autocast():
+            slope = torch.cat(slopes)
+            add_grad(self.module.weight, slope.t() @ torch.cat(hats))
+            add_grad(self.module.bias, slope.sum(0))
+            ce = (torch.stack(logits).log_softmax(-1) * onehot_BC).sum((1, 2)) / -batch
+        return {d: {"ce": value} for d, value in zip(depths, ce.unbind(), strict=True)}
+
+
+def first_states(x_BNS: Tensor, hidden: int) -> Tensor:
+    """h_0 = 0, as the only state that the coarsest depth reads: (B, 1, H)."""
+    return x_BNS.new_zeros(len(x_BNS), 1, hidden)
