@@ -28,6 +28,7 @@ def cases(draw: st.DrawFn) -> tuple[Tree, Rule, Layout, bool]:
         layout = Layout.single(tree)
     else:
         layout = Layout({n: draw(st.integers(0, hosts - 1)) for n in tree.nodes})
+    layout = Layout(layout.host_of, layout.boundary, one_machine=draw(st.booleans()))
     return tree, rule, layout, draw(st.booleans())
 
 

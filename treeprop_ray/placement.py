@@ -11,7 +11,7 @@ That is N / 2 lines for N - 1 nodes; `packed` deals the lines out to H actors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from treeprop_ray.errors import UserError
@@ -142,6 +142,7 @@ def plan(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:
         layout = pack(tree, actors)
         names = tuple(f"{run}/host-{h}" for h in range(actors))
     cpus, gpus = resources(settings, actors, cluster)
+    layout = replace(layout, one_machine=len(cluster.nodes) == 1)
     device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
     made = Plan(layout, names, cpus, gpus, settings.strategy, device)
     check_fits(made, cluster)

@@ -83,6 +83,7 @@ class Layout:
 
     host_of: Mapping[int, int]
     boundary: int = 0
+    one_machine: bool = False  # shared memory: a call's tensors travel as one packet
 
     @property
     def hosts(self) -> list[int]:
@@ -214,12 +215,15 @@ def one_piece(
         wave(3 * (2 * D - s) + 1, "backward", s, [(h, ops.backward) for h, ops in rows])
     if not root_here:
         wave(6 * D, "stem_backward", 0, [(boundary, flow.close())])
-    return make_calls(waves, piece)
+    return make_calls(waves, piece, layout.one_machine)
 
 
-def make_calls(waves: list[tuple[int, str, int, dict[int, list[Op]]]], piece: int) -> list[Wave]:
-    """Make calls of (clock, phase, level, ops by host); a tensor is an output only if another
-    host reads it."""
+def make_calls(
+    waves: list[tuple[int, str, int, dict[int, list[Op]]]], piece: int, one_machine: bool = False
+) -> list[Wave]:
+    """Make calls of (clock, phase, level, ops by host); a tensor travels only if another host
+    reads it. Tensors with the same readers share a packet; on one machine all of a call do, since
+    fewer objects cost less there and what a reader does not need is not copied."""
     rows = [(host, ops) for *_, by_host in waves for host, ops in by_host.items()]
     maker = {name: host for host, ops in rows for op in ops for name in op.writes}
     readers: dict[str, set[int]] = {}
@@ -243,7 +247,8 @@ def make_calls(waves: list[tuple[int, str, int, dict[int, list[Op]]]], piece: in
             groups: dict[frozenset[int], list[str]] = {}
             for name in (name for op in ops for name in op.writes):
                 if others := readers.get(name, set()) - {host}:
-                    groups.setdefault(frozenset(others), []).append(name)
+                    key = frozenset() if one_machine else frozenset(others)
+                    groups.setdefault(key, []).append(name)
             packets = tuple(tuple(group) for group in groups.values())
             fellows.update({name: packet for packet in packets for name in packet})
             last = final[host] == id(ops)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,8 @@ class EmulatedHost:
                 self.due.pop((piece.index, op.n), 0.0) for op in call.ops if op.verb == "backward"
             ]
             time.sleep(max(0.0, max(waits) - time.perf_counter()) + self.seconds)
+            for op in call.ops:
+                self.settled.pop((piece.index, op.n), None)
         return {name: torch.zeros(1) for name in call.outputs}
 
     def report(self, step: int, norms: bool) -> StepReport:
@@ -121,7 +124,9 @@ class Emulation:
     def tree(self, N: int, t: float, counting: str) -> float:
         """A TreeProp step with N blocks of t seconds."""
         tree = Tree(N)
-        calls = one_step(tree, Rule(objective="node_all_ce"), pack(tree, HOSTS), True)
+        calls = one_step(
+            tree, Rule(objective="node_all_ce"), replace(pack(tree, HOSTS), one_machine=True), True
+        )
         return self.seconds(calls, t, counting, 0, steps=6)
 
     def chain(self, N: int, t: float) -> float:
