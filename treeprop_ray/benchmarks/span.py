@@ -8,6 +8,7 @@ show what Ray and the driver add to the critical path, not what a GPU computes.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -91,9 +92,9 @@ class Emulation:
         self.driver: Driver | None = None
 
     def seconds(
-        self, calls: Sequence[Call], t: float, counting: str, blocks: int, steps: int
+        self, calls: Sequence[Call], t: float, counting: str, blocks: int, runs: int
     ) -> float:
-        """Seconds per step over `steps` steps, submitted two ahead."""
+        """Seconds per step: median of some runs of two steps, submitted ahead."""
         names = tuple(f"span/host-{h}" for h in range(HOSTS))
         roles = [
             Role(
@@ -115,11 +116,14 @@ class Emulation:
             self.driver.become(roles, calls)
         self.driver.step(0, False)
         self.driver.wait()
-        began = time.perf_counter()
-        for step in range(1, steps + 1):
+        seconds = []
+        for step in range(1, 2 * runs, 2):
+            began = time.perf_counter()
             self.driver.step(step, False)
-        self.driver.wait()
-        return (time.perf_counter() - began) / steps
+            self.driver.step(step + 1, False)
+            self.driver.wait()
+            seconds.append((time.perf_counter() - began) / 2)
+        return statistics.median(seconds)
 
     def tree(self, N: int, t: float, counting: str) -> float:
         """A TreeProp step with N blocks of t seconds."""
@@ -127,11 +131,11 @@ class Emulation:
         calls = one_step(
             tree, Rule(objective="node_all_ce"), replace(pack(tree, HOSTS), one_machine=True), True
         )
-        return self.seconds(calls, t, counting, 0, steps=6)
+        return self.seconds(calls, t, counting, 0, runs=5)
 
     def chain(self, N: int, t: float) -> float:
         """A backpropagation step over a chain of HOSTS stages with N / HOSTS blocks each."""
-        return self.seconds(one_chain_step(HOSTS, True), t, "paper", N // HOSTS, steps=2)
+        return self.seconds(one_chain_step(HOSTS, True), t, "paper", N // HOSTS, runs=1)
 
 
 def run(bench: BenchSettings) -> None:
@@ -140,6 +144,7 @@ def run(bench: BenchSettings) -> None:
     runtime.start(RaySettings())
     emulation = Emulation()
     try:
+        hop = 1000 * bare_hop()
         for t in (0.005, 0.02, 0.05):
             for N in (8, 16, 32, 64, 128):
                 rows.append(row_of(emulation, N, t))
@@ -148,9 +153,39 @@ def run(bench: BenchSettings) -> None:
         if emulation.driver:
             emulation.driver.close()
         runtime.stop()
-    table = write_table(bench.out, "bench_span", "Span on emulated devices", rows, NOTES)
+    floor = [
+        "",
+        f"A bare Ray hop (an actor's call that takes the result of another's and sleeps 20 ms) cost "
+        f"{hop:.2f} ms beyond the sleep in this run. A step has 2D - 1 hops, so hops alone limit "
+        "what can be reached: "
+        + ", ".join(f"{100 * hop_limit(row, hop):.0f} %" for row in rows if row["t (ms)"] == 20)
+        + " for the rows with t = 20 ms.",
+    ]
+    table = write_table(bench.out, "bench_span", "Span on emulated devices", rows, NOTES + floor)
     figure(rows, Path(bench.out) / "bench_span.png")
     print(f"{table}\nwrote bench_span.md, .csv and .png to {bench.out}")
+
+
+def bare_hop(hops: int = 24) -> float:
+    """Seconds that Ray itself takes from one actor to the next: calls that only sleep."""
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Bare:
+        def sleep(self, *_: object) -> None:
+            time.sleep(0.02)
+
+    actors = [Bare.remote() for _ in range(HOSTS)]  # type: ignore[attr-defined]
+    ray.get([a.sleep.remote() for a in actors])
+    measured = []
+    for _ in range(5):
+        began = time.perf_counter()
+        last = None
+        for i in range(hops):
+            last = actors[i % HOSTS].sleep.remote(last)
+        ray.get(last)
+        measured.append((time.perf_counter() - began) / hops - 0.02)
+    return statistics.median(measured)
 
 
 def row_of(emulation: Emulation, N: int, t: float) -> dict[str, Any]:
@@ -169,6 +204,13 @@ def row_of(emulation: Emulation, N: int, t: float) -> dict[str, Any]:
     assert emulation.driver is not None
     row["calls per step"] = emulation.driver.calls_per_step
     return row
+
+
+def hop_limit(row: Mapping[str, Any], hop: float) -> float:
+    """Share of the ideal that is left when every hop of a step costs `hop` ms."""
+    depth = Tree(row["N"]).depth
+    units = 2 * depth * row["t (ms)"]
+    return float(units / (units + (2 * depth - 1) * hop))
 
 
 NOTES = [
