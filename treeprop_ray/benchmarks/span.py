@@ -155,7 +155,7 @@ def run(bench: BenchSettings) -> None:
         runtime.stop()
     floor = [
         "",
-        f"A bare Ray hop (an actor's call that takes the result of another's and sleeps 20 ms) cost "
+        "A bare Ray hop (an actor's call that takes the result of another's and sleeps 20 ms) cost "
         f"{hop:.2f} ms beyond the sleep in this run. A step has 2D - 1 hops, so hops alone limit "
         "what can be reached: "
         + ", ".join(f"{100 * hop_limit(row, hop):.0f} %" for row in rows if row["t (ms)"] == 20)
