@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: run test lint clean
 
 run: $(STAMP)
-	$(BIN)/python -m treeprop_ray.train name=digits fresh=true engine=ray placement=per_node
+	$(BIN)/python -m treeprop_ray.train name=digits fresh=true engine=ray placement=per_node batch=128 lr=0.006
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
