@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -78,30 +77,6 @@ class RunFolder:
         aside = self.path / "summary.json.tmp"
         aside.write_text(json.dumps({**figures, **provenance()}, indent=2) + "\n")
         aside.replace(self.path / "summary.json")
-
-
-class MetricsFile:
-    """metrics.csv: fixed columns; on resume, rows after the checkpoint are cut off."""
-
-    def __init__(self, path: Path, columns: Sequence[str], step: int) -> None:
-        kept = []
-        if path.is_file():
-            with path.open(newline="") as f:
-                kept = [row for row in csv.DictReader(f) if int(row["step"]) <= step and step > 0]
-        self._file = path.open("w", newline="")
-        self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore", restval="")
-        self._writer.writeheader()
-        self._writer.writerows(kept)
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row; it is on disk when this returns."""
-        self._writer.writerow(
-            {k: f"{v:.8g}" if isinstance(v, float) else v for k, v in row.items()}
-        )
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def provenance() -> dict[str, Any]:

@@ -20,8 +20,7 @@ from treeprop_ray.config import Settings
 
 if TYPE_CHECKING:
     from treeprop_ray.data import DataSet
-    from treeprop_ray.engine.base import Engine, Score, StepReport
-    from treeprop_ray.optim import OptimizerRule
+    from treeprop_ray.engine.base import Engine, Score
     from treeprop_ray.outline import Outline
     from treeprop_ray.tree import Tree
 
@@ -58,6 +57,7 @@ class Trainer:
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
         from treeprop_ray import checkpoint
+        from treeprop_ray.metrics import Log, warn
         from treeprop_ray.optim import OptimizerRule
         from treeprop_ray.progress import Bar
 
@@ -65,7 +65,7 @@ class Trainer:
         try:
             self.folder.open()
             self.folder.keep_permutation(self.data.permutation)
-            found = checkpoint.newest(self.folder.checkpoints, _warn)
+            found = checkpoint.newest(self.folder.checkpoints, warn)
             if found:
                 self._resume(found)
             self.outline = outline_of(self.settings, self.engine.tree)
@@ -105,7 +105,7 @@ class Trainer:
             clean = self.engine.clean_loss(self.outline.clean[0], step)
         self.engine.step(step, report=logs or saves)
         if logs:
-            self.log.step(done, epoch, self.engine.reports(), s, clean)
+            self.log.step(done, epoch, self.engine.reports(), clean)
         scores: Mapping[str, Score] = {}
         if ends_epoch and (epoch % s.eval_every == 0 or done == self.total_steps):
             scores = self.engine.score(self.paths, "validation")
@@ -245,95 +245,6 @@ def block_applications(settings: Settings, tree: Tree) -> int:
     return (len(tree.nodes) + rights + heads) * settings.mc_samples
 
 
-class Log:
-    """Writes metrics.csv and TensorBoard events; keeps what the progress line shows."""
-
-    def __init__(self, folder: Any, outline: Outline, step: int, optimizer: OptimizerRule) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        from treeprop_ray.runs import MetricsFile
-
-        columns = [
-            "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "data_share",
-            "clean_ce", "tree_ce", "leak", *outline.columns,
-        ]  # fmt: skip
-        self.outline, self.optimizer = outline, optimizer
-        self.file = MetricsFile(folder / "metrics.csv", columns, step)
-        self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
-        self.loss = float("nan")
-        self.leak: float | None = None
-        self._warned = False
-        self._last = (time.perf_counter(), step)
-        self._data_seconds = 0.0
-
-    def step(
-        self,
-        step: int,
-        epoch: int,
-        reports: Sequence[StepReport],
-        settings: Settings,
-        clean: float | None,
-    ) -> None:
-        """A row of one step: losses by node, gradient norm, learning rate, seconds per step and
-        the share of them that went into getting the training batch."""
-        from treeprop_ray.optim import global_norm
-
-        row: dict[str, Any] = {"kind": "step", "step": step, "epoch": epoch}
-        losses: dict[int, dict[str, float]] = {}
-        for report in reports:
-            for n, terms in report.losses.items():
-                losses.setdefault(n, {}).update(terms)
-        total = 0.0
-        for n, terms in sorted(losses.items()):
-            row.update({f"{name}/{n}": value for name, value in terms.items()})
-            row[f"loss/{n}"] = sum(self.outline.weights[n][t] * v for t, v in terms.items())
-            total += row[f"loss/{n}"]
-        now = time.perf_counter()
-        row["loss"] = self.loss = total
-        row["grad_norm"] = global_norm(r.square_norms for r in reports)
-        row["lr"] = self.optimizer.lr_at(step - 1)
-        row["step_seconds"] = (now - self._last[0]) / max(1, step - self._last[1])
-        data_seconds = sum(r.data_seconds for r in reports)
-        row["data_share"] = (data_seconds - self._data_seconds) / (now - self._last[0])
-        self._last, self._data_seconds = (now, step), data_seconds
-        # absent if cross-entropy has no weight
-        tree_ce = losses.get(self.outline.clean[1], {}).get("ce") if self.outline.clean else None
-        if clean is not None and tree_ce is not None:
-            row["clean_ce"], row["tree_ce"] = clean, tree_ce
-            leak: float = row["clean_ce"] - row["tree_ce"]
-            row["leak"] = self.leak = leak
-            self._warn(leak, row["tree_ce"])
-        self._write(row)
-
-    def _warn(self, leak: float, tree_ce: float) -> None:
-        """Once, when the tree predicts much better than the clean path can: labels leak."""
-        if not self._warned and leak > max(0.5, tree_ce):
-            self._warned = True
-            _warn(
-                f"label leak: the clean spine path has {leak:.2f} more cross-entropy than the tree "
-                "on the same batch; the correction writes labels into the states (lower beta or "
-                "correction_scale, or use correction=mean)"
-            )
-
-    def epoch(self, step: int, epoch: int, scores: Mapping[str, Score]) -> None:
-        """A row of validation scores."""
-        row: dict[str, Any] = {"kind": "epoch", "step": step, "epoch": epoch}
-        for name, score in scores.items():
-            row[f"accuracy/{name}"], row[f"val_loss/{name}"] = score.accuracy, score.loss
-        self._write(row)
-        self._last = (time.perf_counter(), step)
-
-    def _write(self, row: dict[str, Any]) -> None:
-        self.file.write(row)
-        for key, value in row.items():
-            if isinstance(value, float):
-                self.board.add_scalar(key, value, row["step"])
-
-    def close(self) -> None:
-        self.file.close()
-        self.board.close()
-
-
 def weight_of(settings: Settings, tree: Tree, n: int, term: str) -> float:
     """The weight with which a term of a node enters the objective."""
     if settings.method != "tree":
@@ -343,10 +254,6 @@ def weight_of(settings: Settings, tree: Tree, n: int, term: str) -> float:
     rule = Rule.of(settings, config.family_of(settings))
     own, right = rule.node_weight
     return {"own": own, "right": right, "ce": rule.ce_weight(tree, tree.nodes[n])}[term]
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def show_plan(settings: Settings) -> str:
