@@ -1,0 +1,138 @@
+"""Whether settings make sense: each field alone, and what must fit together. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from treeprop_ray.errors import UserError
+from treeprop_ray.settings import Model, Settings
+
+
+def walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """All leaf settings as (dotted key, field, value)."""
+    for f in dataclasses.fields(obj):
+        value = getattr(obj, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from walk(value, f"{prefix}{f.name}.")
+        else:
+            yield prefix + f.name, f, value
+
+
+def check_field(key: str, f: dataclasses.Field[Any], value: Any) -> None:
+    """Raise UserError when `value` breaks the rule of its field."""
+    rule = f.metadata
+    if "choices" in rule and value not in rule["choices"]:
+        raise UserError(f"{key}={value}: one of {', '.join(rule['choices'])}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if not math.isfinite(value):
+        raise UserError(f"{key}={value}: must be a finite number")
+    if "low" in rule and value < rule["low"]:
+        raise UserError(f"{key}={value}: must be at least {rule['low']}")
+    if "above" in rule and value <= rule["above"]:
+        raise UserError(f"{key}={value}: must be greater than {rule['above']}")
+    if "high" in rule and value > rule["high"]:
+        raise UserError(f"{key}={value}: must be at most {rule['high']}")
+
+
+def check(settings: Any) -> None:
+    """Check every field, then what only makes sense together."""
+    for key, f, value in walk(settings):
+        check_field(key, f, value)
+    if not isinstance(settings, Settings):
+        return
+    if "/" in settings.name or settings.name in (".", ".."):
+        raise UserError(f"name={settings.name}: a plain folder name without '/'")
+    if settings.microbatches > settings.batch:
+        raise UserError(
+            f"microbatches={settings.microbatches}: at most batch={settings.batch} pieces"
+        )
+    check_model(settings.model)
+    check_time(settings)
+    if family_of(settings) == "bernoulli":
+        if settings.model.name != "mlp":
+            raise UserError(
+                f"family=bernoulli: needs model.name=mlp with sigmoids, not {settings.model.name}"
+            )
+        if settings.model.activation != "sigmoid":
+            raise UserError(
+                f"family=bernoulli: needs model.activation=sigmoid, "
+                f"not {settings.model.activation} (states must be probabilities)"
+            )
+        if settings.method == "tree" and abs(settings.alpha + settings.beta - 1) > 1e-9:
+            raise UserError(
+                f"alpha={settings.alpha} beta={settings.beta}: "
+                "the Bernoulli family needs alpha + beta = 1"
+            )
+        if settings.sigma > 0:
+            raise UserError(
+                f"sigma={settings.sigma}: the Bernoulli family passes means on; use sigma=0"
+            )
+    if settings.alpha == 0 and settings.beta == 0:
+        raise UserError("alpha=0 beta=0: the posterior mean would be zero; one must be positive")
+    if settings.mc_samples > 1 and settings.sigma == 0:
+        raise UserError(
+            f"mc_samples={settings.mc_samples}: without noise (sigma=0) all samples are the same"
+        )
+
+
+def check_model(model: Model) -> None:
+    """What must fit together inside a network; what depends on the data is checked with it."""
+    if model.name == "vit":
+        if model.hidden % model.heads:
+            raise UserError(
+                f"model.heads={model.heads}: must divide model.hidden={model.hidden}, one of "
+                f"{', '.join(str(h) for h in range(1, model.hidden + 1) if model.hidden % h == 0)}"
+            )
+        if round(model.mlp_ratio * model.hidden) < 1:
+            raise UserError(
+                f"model.mlp_ratio={model.mlp_ratio}: leaves the MLP no width at "
+                f"model.hidden={model.hidden}; at least {1 / model.hidden:.3g}"
+            )
+    elif model.dropout > 0:
+        raise UserError(f"model.dropout={model.dropout}: only model.name=vit has dropout; use 0")
+
+
+def recurrent(settings: Settings) -> bool:
+    """Whether the tree is over time steps."""
+    return settings.model.name in ("gru", "elman")
+
+
+def check_time(settings: Settings) -> None:
+    """What a recurrent network can and cannot do, and what only it can."""
+    s, model = settings, settings.model.name
+    if not recurrent(s):
+        if s.method in ("bptt", "bptt_fused"):
+            raise UserError(f"method={s.method}: needs model.name=gru or elman, not {model}")
+        for key, used in (("permuted", s.data.permuted), ("name", s.data.name == "adding")):
+            if used:
+                value = str(getattr(s.data, key)).lower()
+                raise UserError(
+                    f"data.{key}={value}: needs model.name=gru or elman, not {model} (a sequence)"
+                )
+        return
+    if s.method == "bp":
+        raise UserError(f"method=bp: for model.name={model} use method=bptt")
+    if s.method == "bptt_fused" and model != "gru":
+        raise UserError(f"method=bptt_fused: torch has no fused {model} cell; use method=bptt")
+    if s.engine == "ray" and s.method != "tree":
+        raise UserError(f"engine=ray: method={s.method} is one chain of steps; use engine=local")
+    if s.family == "bernoulli":
+        raise UserError(f"family=bernoulli: model.name={model} passes its states on as they are")
+    for key, neutral in (("sigma", 0), ("beta", 0), ("mc_samples", 1)):
+        if getattr(s, key) != neutral:
+            raise UserError(
+                f"{key}={getattr(s, key)}: recurrent networks pass the forward state on; "
+                f"use {key}={neutral}"
+            )
+
+
+def family_of(settings: Settings) -> str:
+    """The family after `auto` is resolved."""
+    if settings.family != "auto":
+        return settings.family
+    sigmoid = settings.model.name == "mlp" and settings.model.activation == "sigmoid"
+    return "bernoulli" if sigmoid else "gaussian"

@@ -1,0 +1,218 @@
+"""The settings: dataclasses whose fields carry their meaning and their range. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def opt(default: Any, help: str, **rule: Any) -> Any:
+    """A field with its meaning and its rule: low=, high=, above=, choices=."""
+    return field(default=default, metadata={"help": help, **rule})
+
+
+def group(cls: type, help: str) -> Any:
+    """A field that holds a nested dataclass of settings."""
+    return field(default_factory=cls, metadata={"help": help})
+
+
+@dataclass
+class Model:
+    """The network: stem, chain blocks and head."""
+
+    name: str = opt("mlp", "which network", choices=["mlp", "vit", "gru", "elman"])
+    blocks: int = opt(7, "blocks before the head; N = blocks + 1 counts the head", low=1, high=4096)
+    hidden: int = opt(64, "width of the states: hidden layers (mlp), tokens (vit)", low=1)
+    activation: str = opt(
+        "sigmoid", "mlp: nonlinearity", choices=["sigmoid", "tanh", "relu", "gelu"]
+    )
+    patch: int = opt(4, "vit: side of a square patch in pixels", low=1)
+    heads: int = opt(6, "vit: attention heads; must divide model.hidden", low=1)
+    mlp_ratio: float = opt(
+        2.0, "vit: inner width of a block's MLP / model.hidden", above=0, high=64
+    )
+    dropout: float = opt(
+        0.0,
+        "vit: dropout in stem and blocks; masks are a function of (seed, step, block, piece), "
+        "so another microbatches= draws other masks",
+        low=0,
+        high=0.9,
+    )
+
+
+@dataclass
+class Data:
+    """Where the samples come from."""
+
+    name: str = opt(
+        "digits",
+        "data set",
+        choices=["digits", "mnist", "cifar10", "cifar100", "tinyimagenet", "adding"],
+    )
+    root: str | None = opt(None, "folder laid out like the Hugging Face hub; else $TREEPROP_DATA")
+    validation: float = opt(
+        0.1, "share of the train split held out for validation", low=0, high=0.9
+    )
+    limit: int = opt(0, "use only the first so many training samples; 0 = all", low=0)
+    augment: str = opt(
+        "none",
+        "training images only; crop_flip: random shift by up to an eighth of the side and "
+        "horizontal flip; standard: that and RandAugment (2 operations of magnitude 9, chosen for "
+        "every 16 samples of a batch)",
+        choices=["none", "crop_flip", "standard"],
+    )
+    permuted: bool = opt(False, "read the numbers of a sequence in one fixed random order")
+    length: int = opt(64, "steps of the adding task", low=2, high=2**20)
+    samples: int = opt(10000, "training samples of the adding task", low=10)
+
+
+@dataclass
+class Time:
+    """TreeProp through time (model.name gru or elman): N = 2**depth symbols per sample."""
+
+    depth: int = opt(
+        4, "depth D of the time tree; a sample is cut into 2**D symbols", low=1, high=16
+    )
+    sweeps: int = opt(0, "consistency sweeps K of the deployed cell", low=0, high=1024)
+    lambda_cons: float = opt(1.0, "weight of the consistency loss", low=0)
+    recipe: str = opt(
+        "paper",
+        "paper: one learning rate, one gradient norm; boost: 3 lr for the deployed cell, and each "
+        "cell's gradient clipped on its own",
+        choices=["paper", "boost"],
+    )
+
+
+@dataclass
+class RaySettings:
+    """Which Ray to use."""
+
+    address: str = opt("", "an existing cluster (auto or ray://…); empty: a local Ray of our own")
+    num_cpus: int = opt(0, "CPUs of the local Ray; 0 = all cores", low=0)
+    dashboard: bool = opt(False, "start the dashboard of the local Ray (on 127.0.0.1)")
+
+
+@dataclass
+class Weights:
+    """Weights of the three kinds of terms in the objective."""
+
+    own: float = opt(1.0, "weight of the KL of a node to its forward transition", low=0)
+    right: float = opt(1.0, "weight of the KL to the right prediction", low=0)
+    ce: float = opt(1.0, "weight of the cross-entropy at the head", low=0)
+
+
+@dataclass
+class Settings:
+    """All settings of a run."""
+
+    experiment: str = opt("digits", "a file of experiments/, or a path to your own .yaml")
+    name: str = opt(
+        "", "name of the run folder; default: experiment, method and a hash of settings"
+    )
+    out: str = opt("results/runs", "folder that holds the run folders")
+    fresh: bool = opt(False, "start anew even if the run folder holds a run")
+    seed: int = opt(1, "seed of initialisation, data order and noise", low=0, high=2**31 - 1)
+
+    method: str = opt(
+        "tree",
+        "TreeProp, or plain backpropagation of the chain; through time: tree, bptt (the same "
+        "cell, unrolled), bptt_fused (torch.nn.GRU)",
+        choices=["tree", "bp", "bptt", "bptt_fused"],
+    )
+    engine: str = opt("local", "one process, or Ray actors", choices=["local", "ray"])
+    placement: str = opt(
+        "auto",
+        "per_node: an actor per tree node; packed: lines of nodes share actors; "
+        "auto: per_node while every node can have a device of its own",
+        choices=["auto", "per_node", "packed"],
+    )
+    hosts: int = opt(0, "number of actors when packed; 0 = one per device", low=0)
+    cpus_per_actor: float = opt(0.0, "CPUs each actor asks Ray for; 0 = an equal share", low=0)
+    gpus_per_actor: float = opt(
+        -1.0, "GPUs each actor asks Ray for; -1 = an equal share of those there are", low=-1
+    )
+    strategy: str = opt(
+        "PACK",
+        "how Ray spreads the actors over machines",
+        choices=["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
+    )
+    transport: str = opt(
+        "store",
+        "how tensors travel: object store, or Ray Direct Transport (alpha in Ray)",
+        choices=["store", "gloo", "nccl", "nixl"],
+    )
+    in_flight: int = opt(2, "steps the driver submits ahead", low=1, high=64)
+    snapshot_every: int = opt(50, "steps between recovery points in memory (ray)", low=1)
+    max_failures: int = opt(8, "lost actors a run recovers from before it stops (ray)", low=0)
+    wave_timeout: float = opt(600.0, "seconds before late actors end the run (ray)", above=0)
+    timeline_steps: int = opt(3, "last steps drawn in timeline.json and waves.png; 0 = none", low=0)
+    ray: RaySettings = group(RaySettings, "the Ray cluster")
+    device: str = opt("auto", "auto takes a GPU when there is one", choices=["auto", "cpu", "cuda"])
+    precision: str = opt(
+        "float32", "bf16 = autocast of the blocks", choices=["float32", "bf16", "float64"]
+    )
+    threads: int = opt(1, "torch threads per process", low=1, high=1024)
+    microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
+
+    epochs: int = opt(30, "passes over the training data", low=1)
+    steps: int = opt(0, "stop after so many steps; 0 = all epochs", low=0)
+    batch: int = opt(64, "batch size", low=1)
+    optimizer: str = opt("adamw", "optimizer of every block", choices=["adamw", "adam", "sgd"])
+    lr: float = opt(1e-3, "learning rate", above=0)
+    weight_decay: float = opt(0.01, "weight decay", low=0)
+    momentum: float = opt(0.9, "momentum (sgd only)", low=0, high=1)
+    schedule: str = opt(
+        "constant", "learning rate over the run", choices=["constant", "linear", "cosine"]
+    )
+    warmup: float = opt(0.0, "share of all steps with a rising learning rate", low=0, high=1)
+    clip: float = opt(0.0, "clip the global gradient norm; 0 = off", low=0)
+
+    split: str = opt("floor", "where an interval is cut", choices=["floor", "right_full"])
+    family: str = opt(
+        "auto",
+        "distribution of the states; auto: bernoulli for sigmoid networks",
+        choices=["auto", "gaussian", "bernoulli"],
+    )
+    objective: str = opt(
+        "node",
+        "final_ce: CE at the finest spine node; node: own + right + that; "
+        "node_all_ce: own + right + CE at every spine node",
+        choices=["final_ce", "node", "node_all_ce"],
+    )
+    alpha: float = opt(1.0, "share of the forward estimate in the posterior mean", low=0, high=1)
+    beta: float = opt(0.0, "share of the right-boundary correction", low=0, high=1)
+    correction: str = opt(
+        "mean",
+        "gradient of the mean-reduced right loss, or the literal per-sample product (leaks labels)",
+        choices=["mean", "vjp"],
+    )
+    correction_scale: float = opt(1.0, "factor on the correction", low=0)
+    sigma: float = opt(0.0, "noise of the posterior samples (gaussian)", low=0)
+    noise_schedule: str = opt(
+        "depth", "depth: sigma * sqrt(2^(D-s)) at level s; flat: sigma", choices=["depth", "flat"]
+    )
+    mc_samples: int = opt(1, "Monte Carlo samples of the objective per training sample", low=1)
+    target_gradient: bool = opt(True, "differentiate both sides of the KLs")
+    detach_levels: bool = opt(False, "cut all gradients between levels")
+    weights: Weights = group(Weights, "weights of the objective's terms")
+
+    model: Model = group(Model, "the network")
+    data: Data = group(Data, "the data")
+    time: Time = group(Time, "recurrent networks")
+
+    log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
+    eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
+    checkpoint_every: int = opt(0, "steps between checkpoints; 0 = at the end of each epoch", low=0)
+    keep_last: int = opt(2, "how many of the newest checkpoints stay", low=1)
+    keep_best: bool = opt(True, "also keep the checkpoint with the best validation accuracy")
+
+
+# Settings that may differ when a run is taken up again: they do not change what is computed
+# (`epochs` does under a decaying schedule; see `check_same_run`).
+RESUMABLE = {
+    "name", "out", "fresh", "engine", "device", "threads", "log_every", "checkpoint_every",
+    "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
+    "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
+    "snapshot_every", "max_failures", "wave_timeout",
+    "ray.address", "ray.num_cpus", "ray.dashboard",
+}  # fmt: skip
