@@ -71,25 +71,13 @@ def thresholds_of(given: Any) -> list[float]:
 
 def run(settings: EvaluateSettings) -> None:
     """The evaluate command."""
-    from treeprop_ray import data
     from treeprop_ray.engine.base import score_network
     from treeprop_ray.network import TreeNetwork
-    from treeprop_ray.runfiles import (
-        as_path_text,
-        check_permutation,
-        load_network,
-        parse_path,
-        pick_checkpoint,
-        run_settings,
-    )
+    from treeprop_ray.runfiles import as_path_text, open_run, parse_path
     from treeprop_ray.train import outline_of, table_of
 
-    of_run = run_settings(settings.run)
-    of_run.data.root = settings.data_root or of_run.data.root
-    found = pick_checkpoint(settings.run, settings.checkpoint)
-    samples = data.load(of_run)
-    check_permutation(settings.run, samples.permutation)
-    network = load_network(of_run, samples, found)
+    opened = open_run(settings.run, settings.checkpoint, settings.data_root)
+    of_run, samples, found, network = opened
     if settings.mode == "adaptive":
         if of_run.method != "tree" or not isinstance(network, TreeNetwork):
             kind = f"method={of_run.method} model.name={of_run.model.name}"

@@ -47,24 +47,12 @@ def load(words: Sequence[str]) -> ExportSettings:
 
 def run(settings: ExportSettings) -> None:
     """The export command."""
-    from treeprop_ray import data
-    from treeprop_ray.runfiles import (
-        as_path_text,
-        check_permutation,
-        load_network,
-        parse_path,
-        pick_checkpoint,
-        run_settings,
-    )
+    from treeprop_ray.runfiles import as_path_text, open_run, parse_path
     from treeprop_ray.through_time.network import TimeNetwork
     from treeprop_ray.train import outline_of
 
-    of_run = run_settings(settings.run)
-    of_run.data.root = settings.data_root or of_run.data.root
-    found = pick_checkpoint(settings.run, settings.checkpoint)
-    samples = data.load(of_run)
-    check_permutation(settings.run, samples.permutation)
-    network = load_network(of_run, samples, found)
+    opened = open_run(settings.run, settings.checkpoint, settings.data_root)
+    of_run, samples, found, network = opened
     text = as_path_text(settings.path)
     outline = outline_of(of_run, network.tree)
     path = parse_path(text, outline, of_run.method)

@@ -61,9 +61,10 @@ def engine_for(network: TreeNetwork, settings: Settings, batches: Batches, steps
     optimizer = OptimizerRule.of(settings, steps)
     if settings.engine == "ray":
         from treeprop_ray.engine import ray
+        from treeprop_ray.engine.job import Job
 
         parts = network.parts()
-        job = ray.Job(
+        job = Job(
             tree=network.tree,
             rule=rule,
             optimizer=optimizer,

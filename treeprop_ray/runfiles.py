@@ -110,3 +110,17 @@ def as_path_text(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ",".join(map(str, value))
     return str(value)
+
+
+def open_run(
+    run: str, which: str, data_root: str | None
+) -> tuple[Settings, DataSet, checkpoint.Checkpoint, TreeNetwork | TimeNetwork]:
+    """Settings, data, checkpoint and network of a run; `data_root` if its data has moved."""
+    from treeprop_ray import data
+
+    settings = run_settings(run)
+    settings.data.root = data_root or settings.data.root
+    found = pick_checkpoint(run, which)
+    samples = data.load(settings)
+    check_permutation(run, samples.permutation)
+    return settings, samples, found, load_network(settings, samples, found)

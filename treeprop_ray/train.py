@@ -261,7 +261,8 @@ def show_plan(settings: Settings) -> str:
     if settings.engine != "ray":
         return ""
     from treeprop_ray.data import load
-    from treeprop_ray.engine import ray, runtime
+    from treeprop_ray.engine import runtime
+    from treeprop_ray.engine.job import plan_table
     from treeprop_ray.models import blueprint
     from treeprop_ray.network import STEM
     from treeprop_ray.placement import plan
@@ -272,7 +273,7 @@ def show_plan(settings: Settings) -> str:
     cluster = runtime.cluster_of(settings.ray)
     counts = {edge: made.count_parameters(edge) for edge in (STEM, *tree.blocks)}
     placed = plan(settings, tree, cluster, config.run_name(settings))
-    table = ray.plan_table(settings, placed, tree, counts)
+    table = plan_table(settings, placed, tree, counts)
     lines = [f"placement on {cluster}:", *table.splitlines()]
     return "\n".join(f"# {line}" for line in lines)
 

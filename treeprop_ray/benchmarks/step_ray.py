@@ -17,7 +17,8 @@ from treeprop_ray.data import Batches, DataSet, Split
 from treeprop_ray.data.images import unit_scale
 from treeprop_ray.engine import local
 from treeprop_ray.engine import ray as distributed
-from treeprop_ray.engine.ray import Job, RayEngine, parts_from_settings
+from treeprop_ray.engine.job import Job, parts_from_settings
+from treeprop_ray.engine.ray import RayEngine
 from treeprop_ray.models import blueprint
 from treeprop_ray.network import STEM
 from treeprop_ray.optim import OptimizerRule

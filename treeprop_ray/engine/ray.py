@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import ray
-from torch import Tensor, nn
+from torch import Tensor
 
-from treeprop_ray.chain import ChainHost
 from treeprop_ray.config import Settings, run_name
-from treeprop_ray.data import Batches, DataSet
+from treeprop_ray.data import DataSet
 from treeprop_ray.engine import runtime, transport
-from treeprop_ray.engine.actors import HostLike, Role
+from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.base import Score, Span, State, StepReport
 from treeprop_ray.engine.driver import Driver, PlacementBusy
+from treeprop_ray.engine.job import (
+    Job,
+    batches_from_settings,
+    describe,
+    make_host,
+    owners,
+    parts_from_settings,
+)
 from treeprop_ray.errors import ActorLost, TrainingError
-from treeprop_ray.host import Host
 from treeprop_ray.network import STEM
 from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.placement import Plan, plan, stages
+from treeprop_ray.placement import Plan, plan
 from treeprop_ray.rule import Rule
 from treeprop_ray.schedule import one_chain_step, one_step
 from treeprop_ray.tree import Edge, Tree
 
 REPLANS = 5
-Parts = Callable[[Sequence[Edge]], dict[Edge, nn.Module]]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A network, its data and its rules, as recipes that an actor carries out for its share."""
-
-    tree: Tree
-    rule: Rule
-    optimizer: OptimizerRule
-    parts: Parts  # makes the modules of some edges
-    batches: Callable[[], Batches]  # only the boundary calls this
-    stem_trains: bool
-    batch: int
-    splits: Mapping[str, int]  # evaluation batches of each split
 
 
 class RayEngine:
@@ -273,61 +263,6 @@ def _tensor(value: Any) -> Tensor:
     return found
 
 
-def owners(tree: Tree, made: Plan, tree_method: bool) -> dict[Edge, int]:
-    """The host of every edge; stem and head live at the boundary (a chain's head at its end)."""
-    if not tree_method:
-        cuts = stages(tree, len(made.names))
-        return {STEM: 0, **{edge: k for k, cut in enumerate(cuts) for edge in cut}}
-    at, owner = made.layout.host_of, {STEM: made.layout.boundary, tree.head: made.layout.boundary}
-    for node in tree.nodes.values():
-        owner[node.left] = at[node.n]
-        if not tree.is_spine(node):
-            owner[node.right] = at[node.n]
-    return owner
-
-
-def make_host(
-    job: Job, settings: Settings, made: Plan, index: int, owner: Mapping[Edge, int]
-) -> HostLike:
-    """Build an actor's share; runs inside the actor."""
-    edges = [edge for edge, host in owner.items() if host == index]
-    parts = job.parts(edges)
-    batch = job.batches() if index == made.layout.boundary else None
-    common = (batch, job.stem_trains, made.device, settings.precision)
-    if settings.method != "tree":
-        cut = stages(job.tree, len(made.names))[index]
-        return ChainHost(job.tree, job.rule, job.optimizer, parts, cut, *common)
-    nodes = [n for n, host in made.layout.host_of.items() if host == index]
-    return Host(job.tree, job.rule, job.optimizer, parts, nodes, *common)
-
-
-def describe(tree: Tree, made: Plan, index: int, tree_method: bool) -> str:
-    """What an actor is, for the dashboard: level and interval of its nodes."""
-    if not tree_method:
-        cut = stages(tree, len(made.names))[index]
-        return f"blocks {cut[0][0]}..{cut[-1][1]}" if cut else "no block"
-    nodes = [tree.nodes[n] for n, host in made.layout.host_of.items() if host == index]
-    about = [f"node {n.n} level {n.level} ({n.l}, {n.r})" for n in nodes]
-    return "; ".join((["stem, head"] if index == made.layout.boundary else []) + about)
-
-
-def parts_from_settings(
-    settings: Settings, shape: Any, edges: Sequence[Edge]
-) -> dict[Edge, nn.Module]:
-    """Fresh modules of some edges; each depends on (seed, edge) only."""
-    from treeprop_ray.models import blueprint
-
-    plan_ = blueprint(settings, shape)
-    return {edge: plan_.build(edge, settings.seed, shape.dtype) for edge in edges}
-
-
-def batches_from_settings(settings: Settings) -> Batches:
-    """Load the data where the boundary lives."""
-    from treeprop_ray.data import load
-
-    return Batches(load(settings), settings.batch, settings.seed)
-
-
 def build(settings: Settings, data: DataSet, total_steps: int) -> RayEngine:
     """Start or join Ray, plan, and make the actors."""
     from treeprop_ray.models import blueprint
@@ -359,26 +294,3 @@ def launch(job: Job, settings: Settings) -> RayEngine:
         if owns:
             runtime.stop()
         raise
-
-
-def plan_table(settings: Settings, made: Plan, tree: Tree, parameters: Mapping[Edge, int]) -> str:
-    """Node, level, actor, device, parameters: what --cfg shows."""
-    tree_method = settings.method == "tree"
-    owner = owners(tree, made, tree_method)
-    rows = [("node", "level", "actor", "device", "parameters")]
-
-    def row(node: str, level: str, host: int, edges: Sequence[Edge]) -> None:
-        device = f"{made.gpus:g} GPU" if made.gpus else f"{made.cpus:g} CPU"
-        count = sum(parameters[e] for e in edges if owner[e] == host)
-        rows.append((node, level, made.names[host], device, f"{count:,}"))
-
-    if tree_method:
-        row("ends", "0", made.layout.boundary, [STEM, tree.head])
-        for node in sorted(tree.nodes.values(), key=lambda n: (n.level, n.n)):
-            edges = [node.left] if tree.is_spine(node) else [node.left, node.right]
-            row(str(node.n), str(node.level), made.layout.host_of[node.n], edges)
-    else:
-        for k, cut in enumerate(stages(tree, len(made.names))):
-            row(f"{cut[0][0]}-{cut[-1][1]}", "-", k, [STEM, *cut] if k == 0 else cut)
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    return "\n".join("  ".join(t.rjust(w) for t, w in zip(r, widths, strict=True)) for r in rows)

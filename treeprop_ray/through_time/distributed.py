@@ -152,7 +152,7 @@ class TimeJob:
 
     def host(self, index: int) -> DepthHost | BoundaryHost:
         """Runs inside the actor."""
-        from treeprop_ray.engine.ray import batches_from_settings
+        from treeprop_ray.engine.job import batches_from_settings
 
         s = self.settings
         rest = (self.optimizer, self.device, s.precision)

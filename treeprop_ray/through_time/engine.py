@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -98,7 +99,7 @@ class Owner:
         self.optimizer.load(optimizer)
 
 
-class TimeEngine:
+class TimeEngine(ABC):
     """What the local engines share: batches, pieces, optimizer step, scores, state."""
 
     def __init__(
@@ -116,9 +117,9 @@ class TimeEngine:
         self.clips = optimizer.clips_globally
         self._last = StepReport()
 
+    @abstractmethod
     def gradients(self, x_BNS: Tensor, y: Tensor, piece: Piece) -> None:
         """Add the gradients of a piece of the batch."""
-        raise NotImplementedError
 
     def step(self, step: int, report: bool) -> None:
         x, y = (t.to(self.owner.device) for t in self.batches(step))
@@ -147,7 +148,7 @@ class TimeEngine:
     def spans(self) -> list[Span]:
         return []
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (nothing to close is the rule here)
         """Nothing was started."""
 
 
