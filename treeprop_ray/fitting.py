@@ -43,7 +43,8 @@ def fit(network: TreeNetwork, x: Tensor, y: Tensor, **settings: Any) -> TreeNetw
                 engine.step(step, report=ends)
                 bar.advance()
                 if ends:
-                    bar.line(f"epoch {(step + 1) // batches.per_epoch}  {brief(engine.reports())}")
+                    now = brief(engine.reports())
+                    bar.line(f"epoch {(step + 1) // batches.per_epoch}  {now}", now)
         weights, _ = engine.state()
     finally:
         engine.close()

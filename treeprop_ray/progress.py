@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Bar:
-    """`advance` moves the bar, `line` says something that stays."""
+    """`advance` moves the bar, `line` says how it stands."""
 
     def __init__(self, title: str, total: int, done: int = 0) -> None:
         self.console = Console()
@@ -39,16 +39,14 @@ class Bar:
         if self._progress:
             self._progress.stop()
 
-    def advance(self, status: str = "") -> None:
-        """One step done; `status` (if any) replaces the text behind the bar."""
+    def advance(self) -> None:
+        """One step done."""
         if self._progress:
             self._progress.update(self._task, advance=1)
-            if status:
-                self._progress.update(self._task, status=status)
 
-    def line(self, text: str) -> None:
-        """A line that stays on the screen or in the log."""
+    def line(self, text: str, short: str) -> None:
+        """How it stands: `short` behind the bar, or the whole text as a line of its own."""
         if self._progress:
-            self._progress.update(self._task, status=text.partition("  ")[2] or text)
+            self._progress.update(self._task, status=short)
         else:
             print(text, flush=True)

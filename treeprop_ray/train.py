@@ -110,7 +110,11 @@ class Trainer:
         if ends_epoch and (epoch % s.eval_every == 0 or done == self.total_steps):
             scores = self.engine.score(self.paths, "validation")
             self.log.epoch(done, epoch, scores)
-            bar.line(f"epoch {epoch}/{s.epochs}  loss {self.log.loss:.4f}  {brief(scores)}")
+            short = "/".join(f"{100 * v.accuracy:.1f}" for v in scores.values())
+            bar.line(
+                f"epoch {epoch}/{s.epochs}  loss {self.log.loss:.4f}  {brief(scores)}",
+                f"loss {self.log.loss:.3f}  val {short} %",
+            )
         bar.advance()
         if saves or done == self.total_steps:
             self._save(done, epoch, scores, self.wall + time.perf_counter() - began)
