@@ -38,6 +38,7 @@ def write_table(
     out: str, name: str, title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]
 ) -> str:
     """results/<name>.csv and .md with provenance; returns the table as text."""
+    facts = provenance()  # before anything is written: the table itself must not count as a change
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     columns = list(rows[0])
@@ -45,7 +46,6 @@ def write_table(
         writer = csv.DictWriter(f, columns)
         writer.writeheader()
         writer.writerows(rows)
-    facts = provenance()
     table = markdown(rows)
     hardware = f"{facts['hardware']['cores']} cores, {facts['hardware']['cpu']}"
     lines = [
