@@ -48,8 +48,9 @@ def main(
     except TrainingError as e:
         print(f"failed: {e}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
-        print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        last = f"{e}" or "the last checkpoint"
+        print(f"stopped; the same command continues from {last}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -130,7 +130,7 @@ def differences(old: Settings, new: Settings) -> list[str]:
     """Settings that differ and change what is computed, as `key: old -> new`."""
     a = {k: v for k, _, v in walk(old)}
     b = {k: v for k, _, v in walk(new)}
-    moving = set(RESUMABLE)
+    moving = set(RESUMABLE) - {"storage"}  # elsewhere the checkpoints would not be found
     if old.schedule != "constant" or old.warmup > 0:
         moving -= {"epochs", "steps"}  # the learning rate at step t depends on the total
     return [f"{k}: {a[k]} -> {b[k]}" for k in a if a[k] != b[k] and k not in moving]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from treeprop_ray.engine.base import Score, StepReport
+from treeprop_ray.errors import warn
 from treeprop_ray.optim import OptimizerRule, global_norm
 from treeprop_ray.outline import Outline
 
@@ -121,8 +121,3 @@ class Log:
         """Close the files."""
         self.file.close()
         self.board.close()
-
-
-def warn(text: str) -> None:
-    """A warning line that does not stop the run."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -203,6 +203,11 @@ class Settings:
     log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
     checkpoint_every: int = opt(0, "steps between checkpoints; 0 = at the end of each epoch", low=0)
+    storage: str = opt(
+        "",
+        "checkpoints go to <storage>/<run name>: a folder or any fsspec URL (s3://…, gs://…); "
+        "empty: the run folder",
+    )
     keep_last: int = opt(2, "how many of the newest checkpoints stay", low=1)
     keep_best: bool = opt(True, "also keep the checkpoint with the best validation accuracy")
 
@@ -213,6 +218,6 @@ RESUMABLE = {
     "name", "out", "fresh", "engine", "device", "threads", "log_every", "checkpoint_every",
     "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
-    "snapshot_every", "max_failures", "wave_timeout",
+    "snapshot_every", "max_failures", "wave_timeout", "storage",
     "ray.address", "ray.num_cpus", "ray.dashboard",
 }  # fmt: skip
