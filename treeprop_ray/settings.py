@@ -22,7 +22,9 @@ class Model:
 
     name: str = opt("mlp", "which network", choices=["mlp", "vit", "gru", "elman"])
     blocks: int = opt(7, "blocks before the head; N = blocks + 1 counts the head", low=1, high=4096)
-    hidden: int = opt(64, "width of the states: hidden layers (mlp), tokens (vit)", low=1)
+    hidden: int = opt(
+        64, "width of the states: hidden layers (mlp), tokens (vit)", low=1, high=2**16
+    )
     activation: str = opt(
         "sigmoid", "mlp: nonlinearity", choices=["sigmoid", "tanh", "relu", "gelu"]
     )
@@ -63,7 +65,7 @@ class Data:
     )
     permuted: bool = opt(False, "read the numbers of a sequence in one fixed random order")
     length: int = opt(64, "steps of the adding task", low=2, high=2**20)
-    samples: int = opt(10000, "training samples of the adding task", low=10)
+    samples: int = opt(10000, "training samples of the adding task", low=10, high=10**7)
 
 
 @dataclass
@@ -191,7 +193,9 @@ class Settings:
     noise_schedule: str = opt(
         "depth", "depth: sigma * sqrt(2^(D-s)) at level s; flat: sigma", choices=["depth", "flat"]
     )
-    mc_samples: int = opt(1, "Monte Carlo samples of the objective per training sample", low=1)
+    mc_samples: int = opt(
+        1, "Monte Carlo samples of the objective per training sample", low=1, high=4096
+    )
     target_gradient: bool = opt(True, "differentiate both sides of the KLs")
     detach_levels: bool = opt(False, "cut all gradients between levels")
     weights: Weights = group(Weights, "weights of the objective's terms")
