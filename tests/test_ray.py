@@ -31,10 +31,12 @@ def cluster() -> Iterator[None]:
     runtime.stop()
 
 
+def words_for(N: int, *words: str) -> list[str]:
+    return [f"model.blocks={N - 1}", "model.hidden=8", "batch=32", "timeline_steps=1", *words]
+
+
 def settings_for(N: int, *words: str) -> config.Settings:
-    return config.load(
-        [f"model.blocks={N - 1}", "model.hidden=8", "batch=32", "timeline_steps=1", *words]
-    )
+    return config.load(words_for(N, *words))
 
 
 def outcome(engine: Engine) -> tuple[list[list[StepReport]], Any]:
@@ -68,11 +70,15 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def check(N: int, words: list[str], *placement: str) -> None:
-    samples = data.load(config.load([]))
-    oracle = local.build(settings_for(N, *words), samples, 20)
+    compare(words_for(N, *words), *placement)
+
+
+def compare(words: list[str], *placement: str) -> None:
+    settings = config.load(words)
+    samples = data.load(settings)
+    oracle = local.build(settings, samples, 20)
     expected = outcome(oracle)
-    settings = settings_for(N, *words, "engine=ray", *placement)
-    engine = distributed.build(settings, samples, 20)
+    engine = distributed.build(config.load([*words, "engine=ray", *placement]), samples, 20)
     try:
         found = outcome(engine)
         scores = engine.score({"full": engine.tree.chain}, "validation")
@@ -98,6 +104,19 @@ def test_an_actor_per_node_equals_local(N: int, words: list[str]) -> None:
 )  # fmt: skip
 def test_packed_hosts_equal_local(N: int, words: list[str], hosts: int) -> None:
     check(N, words, "placement=packed", f"hosts={hosts}")
+
+
+GPT = ["experiment=text_small", "model.blocks=5", "model.output_block=true", "model.hidden=8",
+       "model.heads=2", "data.length=8", "data.limit=64", "batch=6", "microbatches=2", "beta=0.5",
+       "model.dropout=0.1", "objective=node_all_ce", "clip=0.5", "split=right_full"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "placement", [["placement=per_node"], ["placement=packed", "hosts=2"]], ids=["nodes", "packed"]
+)
+def test_tied_weights_equal_local(placement: list[str]) -> None:
+    """A language model: the head uses the stem's token table, both live in the boundary."""
+    compare(GPT, *placement)
 
 
 @pytest.mark.parametrize("words", [ROUGH, [*PLAIN, "model.activation=tanh", "precision=bf16"]])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib
+import numpy as np
 import pandas as pd
 
 matplotlib.use("Agg")
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_figures(folder: Path, outline: Outline) -> None:
-    """Draw figures/tree_loss.png (or depth_loss.png) and path_accuracy.png from metrics.csv."""
+    """Draw figures/tree_loss.png (or depth_loss.png) and the score of every path by epoch."""
     tree = outline.tree
     rows = pd.read_csv(folder / "metrics.csv")
     out = folder / "figures"
@@ -34,7 +35,10 @@ def run_figures(folder: Path, outline: Outline) -> None:
         tree_loss(tree, {n: steps[f"loss/{n}"].iloc[-1] for n in tree.nodes}, out / "tree_loss.png")
     epochs = rows[rows.kind == "epoch"]
     if not epochs.empty:
-        path_accuracy(epochs, out / "path_accuracy.png")
+        if outline.perplexity:
+            path_perplexity(epochs, out / "path_perplexity.png")
+        else:
+            path_accuracy(epochs, out / "path_accuracy.png")
 
 
 def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
@@ -82,6 +86,18 @@ def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
     for column in (c for c in epochs.columns if c.startswith("accuracy/")):
         ax.plot(epochs.epoch, 100 * epochs[column], marker=".", label=column.partition("/")[2])
     ax.set(xlabel="epoch", ylabel="validation accuracy (%)")
+    ax.grid(alpha=0.3)
+    ax.legend()
+    _save(fig, target)
+
+
+def path_perplexity(epochs: pd.DataFrame, target: Path) -> None:
+    """Validation perplexity of every path over the epochs."""
+    fig, ax = plt.subplots(figsize=(6, 4))
+    for column in (c for c in epochs.columns if c.startswith("val_loss/")):
+        name = column.partition("/")[2]
+        ax.plot(epochs.epoch, np.exp(epochs[column].astype(float)), marker=".", label=name)
+    ax.set(xlabel="epoch", ylabel="validation perplexity", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend()
     _save(fig, target)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+TEXTS = ("topics", "wikitext2", "wikitext103")  # data sets for language models
+
 
 def opt(default: Any, help: str, **rule: Any) -> Any:
     """A field with its meaning and its rule: low=, high=, above=, choices=."""
@@ -20,23 +22,27 @@ def group(cls: type, help: str) -> Any:
 class Model:
     """The network: stem, chain blocks and head."""
 
-    name: str = opt("mlp", "which network", choices=["mlp", "vit", "gru", "elman"])
+    name: str = opt("mlp", "which network", choices=["mlp", "vit", "gpt", "gru", "elman"])
     blocks: int = opt(7, "blocks before the head; N = blocks + 1 counts the head", low=1, high=4096)
-    hidden: int = opt(64, "width of the states: hidden layers (mlp), tokens (vit)", low=1)
+    hidden: int = opt(64, "width of the states: hidden layers (mlp), tokens (vit, gpt)", low=1)
     activation: str = opt(
         "sigmoid", "mlp: nonlinearity", choices=["sigmoid", "tanh", "relu", "gelu"]
     )
     patch: int = opt(4, "vit: side of a square patch in pixels", low=1)
-    heads: int = opt(6, "vit: attention heads; must divide model.hidden", low=1)
+    heads: int = opt(6, "vit, gpt: attention heads; must divide model.hidden", low=1)
     mlp_ratio: float = opt(
-        2.0, "vit: inner width of a block's MLP / model.hidden", above=0, high=64
+        2.0, "vit, gpt: inner width of a block's MLP / model.hidden", above=0, high=64
     )
     dropout: float = opt(
         0.0,
-        "vit: dropout in stem and blocks; masks are a function of (seed, step, block, piece), "
+        "vit, gpt: dropout in stem and blocks; masks are a function of (seed, step, block, piece), "
         "so another microbatches= draws other masks",
         low=0,
         high=0.9,
+    )
+    output_block: bool = opt(
+        False,
+        "gpt: the last of the blocks is part of the head, so N = blocks and short paths end in it",
     )
 
 
@@ -47,11 +53,11 @@ class Data:
     name: str = opt(
         "digits",
         "data set",
-        choices=["digits", "mnist", "cifar10", "cifar100", "tinyimagenet", "adding"],
+        choices=["digits", "mnist", "cifar10", "cifar100", "tinyimagenet", "adding", *TEXTS],
     )
     root: str | None = opt(None, "folder laid out like the Hugging Face hub; else $TREEPROP_DATA")
     validation: float = opt(
-        0.1, "share of the train split held out for validation", low=0, high=0.9
+        0.1, "share of the train split held out; WikiText has its own validation", low=0, high=0.9
     )
     limit: int = opt(0, "use only the first so many training samples; 0 = all", low=0)
     augment: str = opt(
@@ -62,7 +68,8 @@ class Data:
         choices=["none", "crop_flip", "standard"],
     )
     permuted: bool = opt(False, "read the numbers of a sequence in one fixed random order")
-    length: int = opt(64, "steps of the adding task", low=2, high=2**20)
+    length: int = opt(64, "tokens of a text window, steps of the adding task", low=2, high=2**20)
+    tokenizer: str = opt("bytes", "text: bytes, or GPT-2's BPE", choices=["bytes", "gpt2"])
     samples: int = opt(10000, "training samples of the adding task", low=10)
 
 
@@ -204,7 +211,7 @@ class Settings:
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
     checkpoint_every: int = opt(0, "steps between checkpoints; 0 = at the end of each epoch", low=0)
     keep_last: int = opt(2, "how many of the newest checkpoints stay", low=1)
-    keep_best: bool = opt(True, "also keep the checkpoint with the best validation accuracy")
+    keep_best: bool = opt(True, "also keep the checkpoint with the best validation score")
 
 
 # Settings that may differ when a run is taken up again: they do not change what is computed

@@ -110,10 +110,10 @@ class Trainer:
         if ends_epoch and (epoch % s.eval_every == 0 or done == self.total_steps):
             scores = self.engine.score(self.paths, "validation")
             self.log.epoch(done, epoch, scores)
-            short = "/".join(f"{100 * v.accuracy:.1f}" for v in scores.values())
+            shown = {name: self.outline.show(v).strip() for name, v in scores.items()}
             bar.line(
-                f"epoch {epoch}/{s.epochs}  loss {self.log.loss:.4f}  {brief(scores)}",
-                f"loss {self.log.loss:.3f}  val {short} %",
+                f"epoch {epoch}/{s.epochs}  loss {self.log.loss:.4f}  {brief(shown)}",
+                f"loss {self.log.loss:.3f}  val {'/'.join(shown.values())}",
             )
         bar.advance()
         if saves or done == self.total_steps:
@@ -123,8 +123,9 @@ class Trainer:
         from treeprop_ray import checkpoint
 
         s, tree = self.settings, self.engine.tree
-        if scores and scores["full"].accuracy > self.best["accuracy"]:
-            self.best = {"accuracy": scores["full"].accuracy, "step": step}
+        if scores and self.outline.better(scores["full"], self.best):
+            full = scores["full"]
+            self.best = {"accuracy": full.accuracy, "loss": full.loss, "step": step}
         weights, optimizer = self.engine.state()
         meta = {
             "step": step, "epoch": epoch, "seed": s.seed, "N": tree.N, "split": s.split,
@@ -161,7 +162,7 @@ class Trainer:
             "block_applications_per_step": self.outline.applications,
             "wall_seconds": round(self.wall, 2),
             "final": {
-                split: {n: {"loss": v.loss, "accuracy": v.accuracy} for n, v in by_path.items()}
+                split: {n: self.outline.figures(v) for n, v in by_path.items()}
                 for split, by_path in scores.items()
             },
             "best_validation": self.best,
@@ -211,13 +212,15 @@ def outline_of(settings: Settings, tree: Tree) -> Outline:
         weights={**terms, tree.N: {"ce": 1.0}},
         deployed=frozenset(edge_name(e) for e in (STEM, *tree.path_edges(tree.chain))),
         applications=block_applications(settings, tree),
+        head_blocks=int(settings.model.output_block),
+        perplexity=settings.model.name == "gpt",
         clean=(tree.spine_paths[-1], tree.spine[-1].n) if is_tree else None,
     )
 
 
-def brief(scores: Mapping[str, Score]) -> str:
-    """One line of accuracies."""
-    return "val " + "  ".join(f"{n} {100 * v.accuracy:.2f} %" for n, v in scores.items())
+def brief(shown: Mapping[str, str]) -> str:
+    """One line of scores."""
+    return "val " + "  ".join(f"{name} {text}" for name, text in shown.items())
 
 
 def table_of(
@@ -225,10 +228,12 @@ def table_of(
     paths: Mapping[str, Sequence[int]],
     scores: Mapping[str, Mapping[str, Score]],
 ) -> str:
-    """Accuracy of every path on every split, as plain text."""
+    """Accuracy (or perplexity) of every path on every split, as plain text."""
     lines = [f"{'path':<10} {'blocks':>6}  " + "  ".join(f"{split:>10}" for split in scores)]
+    if outline.perplexity:
+        lines.insert(0, "perplexity = exp(mean token loss)")
     for name, path in paths.items():
-        cells = "  ".join(f"{100 * scores[split][name].accuracy:>8.2f} %" for split in scores)
+        cells = "  ".join(f"{outline.show(scores[split][name]):>10}" for split in scores)
         shown = [str(i) for i in path]
         if len(shown) > 40:
             shown[3:-1] = ["…"]

@@ -80,8 +80,7 @@ def parts_from_settings(
     """Fresh modules of some edges; each depends on (seed, edge) only."""
     from treeprop_ray.models import blueprint
 
-    plan_ = blueprint(settings, shape)
-    return {edge: plan_.build(edge, settings.seed, shape.dtype) for edge in edges}
+    return blueprint(settings, shape).build_all(edges, settings.seed, shape.dtype)
 
 
 def batches_from_settings(settings: Settings) -> Batches:
