@@ -94,7 +94,9 @@ def check_model(model: Model) -> None:
                 f"model.hidden={model.hidden}; at least {1 / model.hidden:.3g}"
             )
     elif model.dropout > 0:
-        raise UserError(f"model.dropout={model.dropout}: only vit and gpt have dropout; use 0")
+        raise UserError(
+            f"model.dropout={model.dropout}: only model.name=vit and gpt have dropout; use 0"
+        )
     if model.output_block and model.name != "gpt":
         raise UserError(f"model.output_block=true: needs model.name=gpt, not {model.name}")
     if model.output_block and model.blocks < 2:
