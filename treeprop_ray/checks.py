@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from treeprop_ray.errors import UserError
 from treeprop_ray.settings import TEXTS, Model, Settings
+
+LARGEST = 2**53  # beyond it a float no longer holds every integer
 
 
 def walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
@@ -26,10 +27,12 @@ def check_field(key: str, f: dataclasses.Field[Any], value: Any) -> None:
     rule = f.metadata
     if "choices" in rule and value not in rule["choices"]:
         raise UserError(f"{key}={value}: one of {', '.join(rule['choices'])}")
+    if isinstance(value, str) and not value.isprintable():
+        raise UserError(f"{key}={value}: must not hold control characters")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    if not math.isfinite(value):
-        raise UserError(f"{key}={value}: must be a finite number")
+    if not abs(value) <= LARGEST:  # true for NaN as well
+        raise UserError(f"{key}={value}: must be a finite number of at most {LARGEST}")
     if "low" in rule and value < rule["low"]:
         raise UserError(f"{key}={value}: must be at least {rule['low']}")
     if "above" in rule and value <= rule["above"]:
@@ -144,6 +147,10 @@ def check_time(settings: Settings) -> None:
         raise UserError(f"method=bptt_fused: torch has no fused {model} cell; use method=bptt")
     if s.engine == "ray" and s.method != "tree":
         raise UserError(f"engine=ray: method={s.method} is one chain of steps; use engine=local")
+    if s.engine == "ray" and s.placement == "packed":
+        raise UserError(f"placement=packed: model.name={model} has an actor per depth; use auto")
+    if s.engine == "ray" and s.hosts:
+        raise UserError(f"hosts={s.hosts}: model.name={model} has an actor per depth; use 0")
     if s.family == "bernoulli":
         raise UserError(f"family=bernoulli: model.name={model} passes its states on as they are")
     for key, neutral in (("sigma", 0), ("beta", 0), ("mc_samples", 1)):

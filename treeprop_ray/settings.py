@@ -24,7 +24,9 @@ class Model:
 
     name: str = opt("mlp", "which network", choices=["mlp", "vit", "gpt", "gru", "elman"])
     blocks: int = opt(7, "blocks before the head; N = blocks + 1 counts the head", low=1, high=4096)
-    hidden: int = opt(64, "width of the states: hidden layers (mlp), tokens (vit, gpt)", low=1)
+    hidden: int = opt(
+        64, "width of the states: hidden layers (mlp), tokens (vit, gpt)", low=1, high=2**16
+    )
     activation: str = opt(
         "sigmoid", "mlp: nonlinearity", choices=["sigmoid", "tanh", "relu", "gelu"]
     )
@@ -70,7 +72,7 @@ class Data:
     permuted: bool = opt(False, "read the numbers of a sequence in one fixed random order")
     length: int = opt(64, "tokens of a text window, steps of the adding task", low=2, high=2**20)
     tokenizer: str = opt("bytes", "text: bytes, or GPT-2's BPE", choices=["bytes", "gpt2"])
-    samples: int = opt(10000, "training samples of the adding task", low=10)
+    samples: int = opt(10000, "training samples of the adding task", low=10, high=10**7)
 
 
 @dataclass
@@ -198,7 +200,9 @@ class Settings:
     noise_schedule: str = opt(
         "depth", "depth: sigma * sqrt(2^(D-s)) at level s; flat: sigma", choices=["depth", "flat"]
     )
-    mc_samples: int = opt(1, "Monte Carlo samples of the objective per training sample", low=1)
+    mc_samples: int = opt(
+        1, "Monte Carlo samples of the objective per training sample", low=1, high=4096
+    )
     target_gradient: bool = opt(True, "differentiate both sides of the KLs")
     detach_levels: bool = opt(False, "cut all gradients between levels")
     weights: Weights = group(Weights, "weights of the objective's terms")
@@ -210,6 +214,11 @@ class Settings:
     log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
     checkpoint_every: int = opt(0, "steps between checkpoints; 0 = at the end of each epoch", low=0)
+    storage: str = opt(
+        "",
+        "checkpoints go to <storage>/<run name>: a folder or any fsspec URL (s3://…, gs://…); "
+        "empty: the run folder",
+    )
     keep_last: int = opt(2, "how many of the newest checkpoints stay", low=1)
     keep_best: bool = opt(True, "also keep the checkpoint with the best validation score")
 
@@ -220,6 +229,6 @@ RESUMABLE = {
     "name", "out", "fresh", "engine", "device", "threads", "log_every", "checkpoint_every",
     "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
-    "snapshot_every", "max_failures", "wave_timeout",
+    "snapshot_every", "max_failures", "wave_timeout", "storage",
     "ray.address", "ray.num_cpus", "ray.dashboard",
 }  # fmt: skip

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeprop_ray import cli, config
 from treeprop_ray.config import Settings
+from treeprop_ray.errors import TrainingError
 
 if TYPE_CHECKING:
     from treeprop_ray.data import DataSet
@@ -53,11 +54,12 @@ class Trainer:
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
         self.wall = 0.0
         self.start = 0
+        self.saved = ""  # the last checkpoint
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
         from treeprop_ray import checkpoint
-        from treeprop_ray.metrics import Log, warn
+        from treeprop_ray.metrics import Log
         from treeprop_ray.optim import OptimizerRule
         from treeprop_ray.progress import Bar
 
@@ -65,7 +67,7 @@ class Trainer:
         try:
             self.folder.open()
             self.folder.keep_permutation(self.data.permutation)
-            found = checkpoint.newest(self.folder.checkpoints, warn)
+            found = checkpoint.newest(self.folder.storage)
             if found:
                 self._resume(found)
             self.outline = outline_of(self.settings, self.engine.tree)
@@ -82,14 +84,21 @@ class Trainer:
                     self._step(step, bar, began)
             self.wall += time.perf_counter() - began
             return self._finish()
+        except TrainingError as e:
+            raise TrainingError(f"{e}; last checkpoint: {self.saved or 'none yet'}") from e
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self.saved) from None
         finally:
             self.engine.close()
 
     def _resume(self, found: Any) -> None:
         from treeprop_ray import checkpoint
 
-        checkpoint.check_fits(found, self.engine.tree.N, self.settings.split)
+        check, N, split = checkpoint.check_fits, self.engine.tree.N, self.settings.split
+        check(found, N, split)
+        check(found, N, split, self.engine.state()[0])
         self.start, self.best = found.meta["step"], found.meta["best"]
+        self.saved = found.path
         self.engine.load((found.weights, found.optimizer), self.start)
         self.wall = found.meta["wall_seconds"]
         print(f"continuing from {found.path} (step {self.start} of {self.total_steps})", flush=True)
@@ -131,9 +140,9 @@ class Trainer:
             "step": step, "epoch": epoch, "seed": s.seed, "N": tree.N, "split": s.split,
             "best": self.best, "wall_seconds": wall,
         }  # fmt: skip
-        checkpoint.save(self.folder.checkpoints, weights, optimizer, meta)
-        best = self.folder.checkpoints / f"step-{self.best['step']:08d}" if s.keep_best else None
-        checkpoint.prune(self.folder.checkpoints, s.keep_last, best)
+        self.saved = checkpoint.save(self.folder.storage, weights, optimizer, meta)
+        best = self.best["step"] if s.keep_best else None
+        checkpoint.prune(self.folder.storage, step, s.keep_last, best)
 
     def _finish(self) -> dict[str, Any]:
         """Test scores, figures, summary.json."""
