@@ -52,6 +52,7 @@ def check(settings: Any) -> None:
         )
     check_model(settings.model)
     check_time(settings)
+    check_baselines(settings)
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":
             raise UserError(
@@ -127,6 +128,19 @@ def check_time(settings: Settings) -> None:
             raise UserError(
                 f"{key}={getattr(s, key)}: recurrent networks pass the forward state on; "
                 f"use {key}={neutral}"
+            )
+
+
+def check_baselines(settings: Settings) -> None:
+    """What the methods that TreeProp is compared with can and cannot do."""
+    s = settings
+    if s.method == "cff":
+        if s.model.name not in ("mlp", "vit"):
+            raise UserError(f"method=cff: needs model.name=mlp or vit, not {s.model.name}")
+        if s.microbatches > 1:
+            raise UserError(
+                f"microbatches={s.microbatches}: method=cff compares all samples of a batch with "
+                "each other; use microbatches=1"
             )
 
 

@@ -1,8 +1,9 @@
-"""Train a network by TreeProp, or the same chain by backpropagation.
+"""Train a network by TreeProp, or the same chain by a baseline.
 
     python -m treeprop_ray.train                                        # digits, a minute
     python -m treeprop_ray.train experiment=mnist_d3 model.hidden=100 epochs=15
-    python -m treeprop_ray.train experiment=mnist_d3 method=bp          # the baseline
+    python -m treeprop_ray.train experiment=mnist_d3 method=bp          # backpropagation
+    python -m treeprop_ray.train experiment=mnist_d3 method=cff         # forward-forward
 
 The same command again continues an interrupted run. Flags: --help, --cfg (print the resolved
 settings, with engine=ray the placement of every node too, and stop).
@@ -159,6 +160,7 @@ class Trainer:
                 v.numel() for k, v in weights.items() if k.split("/")[0] in deployed
             ),
             "block_applications_per_step": self.outline.applications,
+            "stages": self.outline.stages(self.total_steps, self.log.optimizer.second),
             "wall_seconds": round(self.wall, 2),
             "final": {
                 split: {n: {"loss": v.loss, "accuracy": v.accuracy} for n, v in by_path.items()}
@@ -196,10 +198,13 @@ def build_engine(settings: Settings, data: DataSet, total_steps: int) -> Engine:
 def outline_of(settings: Settings, tree: Tree) -> Outline:
     """What a run reports: spine paths and the chain; backpropagation has only the chain."""
     from treeprop_ray.network import STEM, edge_name
-    from treeprop_ray.outline import Outline, over_time
+    from treeprop_ray.outline import Outline, layerwise, over_time
 
     if config.recurrent(settings):
         return over_time(settings)
+    deployed = frozenset(edge_name(e) for e in (STEM, *tree.path_edges(tree.chain)))
+    if settings.method == "cff":
+        return layerwise(tree, deployed)
     is_tree = settings.method == "tree"
     terms = {
         n: {term: weight_of(settings, tree, n, term) for term in ("own", "right", "ce")}
@@ -209,7 +214,7 @@ def outline_of(settings: Settings, tree: Tree) -> Outline:
         tree=tree,
         paths=tree.named_paths if is_tree else {"full": tree.chain},
         weights={**terms, tree.N: {"ce": 1.0}},
-        deployed=frozenset(edge_name(e) for e in (STEM, *tree.path_edges(tree.chain))),
+        deployed=deployed,
         applications=block_applications(settings, tree),
         clean=(tree.spine_paths[-1], tree.spine[-1].n) if is_tree else None,
     )
