@@ -134,6 +134,15 @@ def check_time(settings: Settings) -> None:
 def check_baselines(settings: Settings) -> None:
     """What the methods that TreeProp is compared with can and cannot do."""
     s = settings
+    if s.engine == "train":
+        if s.method != "bp":
+            raise UserError(f"engine=train: is for method=bp, not {s.method}; use engine=ray")
+        if s.hosts * s.microbatches > s.batch:
+            raise UserError(
+                f"hosts={s.hosts} microbatches={s.microbatches}: more pieces than batch={s.batch}"
+            )
+    if s.recompute and s.method != "bp":
+        raise UserError(f"recompute=true: is for method=bp, not {s.method}")
     if s.method == "cff":
         if s.model.name not in ("mlp", "vit"):
             raise UserError(f"method=cff: needs model.name=mlp or vit, not {s.model.name}")

@@ -58,6 +58,8 @@ def fit(network: TreeNetwork, x: Tensor, y: Tensor, **settings: Any) -> TreeNetw
 
 def engine_for(network: TreeNetwork, settings: Settings, batches: Batches, steps: int) -> Engine:
     """The engine that the settings name, over the modules of `network`."""
+    if settings.engine == "train":
+        raise UserError("engine=train: belongs to the train command; fit has local and ray")
     if settings.engine == "ray":
         from treeprop_ray.engine import ray
         from treeprop_ray.engine.job import Job
@@ -71,6 +73,7 @@ def engine_for(network: TreeNetwork, settings: Settings, batches: Batches, steps
             batches=lambda: batches,
             stem_trains=any(p.requires_grad for p in network.stem.parameters()),
             batch=settings.batch,
+            samples=len(batches.data.train),
             splits=batches.data.batch_counts,
         )
         return ray.launch(job, settings)

@@ -138,7 +138,11 @@ class Settings:
         "through time: tree, bptt (the same cell, unrolled), bptt_fused (torch.nn.GRU)",
         choices=["tree", "bp", "cff", "bptt", "bptt_fused"],
     )
-    engine: str = opt("local", "one process, or Ray actors", choices=["local", "ray"])
+    engine: str = opt(
+        "local",
+        "one process, Ray actors, or (method=bp) Ray Train: data-parallel workers, `hosts` of them",
+        choices=["local", "ray", "train"],
+    )
     placement: str = opt(
         "auto",
         "per_node: an actor per tree node; packed: lines of nodes share actors; "
@@ -172,6 +176,10 @@ class Settings:
     )
     threads: int = opt(1, "torch threads per process", low=1, high=1024)
     microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
+    recompute: bool = opt(
+        False,
+        "bp: activation checkpointing; a block keeps its input only and runs again in the backward",
+    )
 
     epochs: int = opt(30, "passes over the training data", low=1)
     steps: int = opt(0, "stop after so many steps; 0 = all epochs", low=0)
@@ -233,6 +241,6 @@ RESUMABLE = {
     "name", "out", "fresh", "engine", "device", "threads", "log_every", "checkpoint_every",
     "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
-    "snapshot_every", "max_failures", "wave_timeout",
+    "snapshot_every", "max_failures", "wave_timeout", "recompute",
     "ray.address", "ray.num_cpus", "ray.dashboard",
 }  # fmt: skip

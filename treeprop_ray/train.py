@@ -22,6 +22,7 @@ from treeprop_ray.config import Settings
 if TYPE_CHECKING:
     from treeprop_ray.data import DataSet
     from treeprop_ray.engine.base import Engine, Score
+    from treeprop_ray.metrics import Log
     from treeprop_ray.outline import Outline
     from treeprop_ray.tree import Tree
 
@@ -34,7 +35,12 @@ def run(settings: Settings) -> int:
         print(f"this run is finished; fresh=true starts it anew\n{done['table']}")
         print(f"files: {trainer.folder.path}")
         return cli.DONE
-    summary = trainer.train()
+    if settings.engine == "train":
+        from treeprop_ray.baselines.ray_train import train
+
+        summary = train(trainer)
+    else:
+        summary = trainer.train()
     print(f"{summary['table']}\nfiles: {trainer.folder.path}")
     return cli.DONE
 
@@ -58,25 +64,18 @@ class Trainer:
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
         from treeprop_ray import checkpoint
-        from treeprop_ray.metrics import Log, warn
-        from treeprop_ray.optim import OptimizerRule
+        from treeprop_ray.metrics import warn
         from treeprop_ray.progress import Bar
 
         self.engine = build_engine(self.settings, self.data, self.total_steps)
         try:
-            self.folder.open()
-            self.folder.keep_permutation(self.data.permutation)
+            self._open()
             found = checkpoint.newest(self.folder.checkpoints, warn)
             if found:
                 self._resume(found)
             self.outline = outline_of(self.settings, self.engine.tree)
             self.paths = self.outline.paths
-            self.log = Log(
-                self.folder.path,
-                self.outline,
-                self.start,
-                OptimizerRule.of(self.settings, self.total_steps),
-            )
+            self.log = self._make_log()
             began = time.perf_counter()
             with Bar(self.folder.name, self.total_steps, self.start) as bar:
                 for step in range(self.start, self.total_steps):
@@ -85,6 +84,17 @@ class Trainer:
             return self._finish()
         finally:
             self.engine.close()
+
+    def _open(self) -> None:
+        self.folder.open()
+        self.folder.keep_permutation(self.data.permutation)
+
+    def _make_log(self) -> Log:
+        from treeprop_ray.metrics import Log
+        from treeprop_ray.optim import OptimizerRule
+
+        rule = OptimizerRule.of(self.settings, self.total_steps)
+        return Log(self.folder.path, self.outline, self.start, rule)
 
     def _resume(self, found: Any) -> None:
         from treeprop_ray import checkpoint
@@ -190,6 +200,10 @@ def build_engine(settings: Settings, data: DataSet, total_steps: int) -> Engine:
         from treeprop_ray.engine import ray
 
         return ray.build(settings, data, total_steps)
+    if settings.engine == "train":  # inside a worker
+        from treeprop_ray.baselines.data_parallel import DataParallelEngine
+
+        return DataParallelEngine.of(settings, data, total_steps)
     from treeprop_ray.engine import local
 
     return local.build(settings, data, total_steps)

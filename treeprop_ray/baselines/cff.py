@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from treeprop_ray.baselines.cff_schedule import one_cff_step
 from treeprop_ray.baselines.contrast import contrastive_loss, margin_at
+from treeprop_ray.engine import transport
 from treeprop_ray.engine.base import State, StepReport
 from treeprop_ray.engine.local import LocalEngine
 from treeprop_ray.host import Held, Host
@@ -144,15 +145,11 @@ class CffHost(Host):
 
     # -- which weights stage 2 gets -----------------------------------------------------------
 
-    def validation_views(self, index: int) -> tuple[Tensor, Tensor]:
-        """Two views of a validation batch, as they enter layer 1: (z_0, labels of all rows)."""
-        batch: Any = self.batch
-        x, y = batch.validation_views(index)
-        return self.through(STEM, x), y
-
     @torch.no_grad()
-    def validation_loss(self, z: Tensor, y: Tensor) -> float:
+    def validation_loss(self, out: Any, labels: Any) -> float:
         """The last layer's loss on what it gave for a validation batch."""
+        z, y = (transport.from_array(value) for value in (out, labels))
+        assert z is not None and y is not None
         loss, _ = contrastive_loss(z, y.to(z.device), self.margin[self.tree.N - 1], self.tau)
         return float(loss)
 
@@ -265,7 +262,8 @@ class CffEngine(LocalEngine):
         """The last layer's mean loss over the validation split."""
         total = 0.0
         for index in range(self.selection.batches):
-            z, y = self.host.validation_views(index)
+            x, y = self.batches.evaluation("views", index)
+            z = self.host.through(STEM, x)
             for r in self.host.layers:
                 z = self.host.through((r - 1, r), z)
             total += self.host.validation_loss(z, y)

@@ -137,7 +137,10 @@ class Batches:
         return self.data.inputs(torch.cat(views)), torch.cat([y, y])
 
     def evaluation(self, split: str, index: int) -> tuple[Tensor, Tensor]:
-        """A batch to score: of a split, or (`split="step"`) the training batch of a step."""
+        """A batch to score: of a split, the training batch of a step (`split="step"`), or two
+        views of a validation batch (`split="views"`)."""
+        if split == "views":
+            return self.validation_views(index)
         return self(index) if split == "step" else self.data.score_batch(split, index)
 
 

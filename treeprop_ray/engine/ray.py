@@ -19,6 +19,7 @@ from treeprop_ray.engine.driver import Driver, PlacementBusy
 from treeprop_ray.engine.job import (
     Job,
     batches_from_settings,
+    calls_of,
     describe,
     make_host,
     owners,
@@ -29,7 +30,6 @@ from treeprop_ray.network import STEM
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.placement import Plan, plan
 from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import one_chain_step, one_step
 from treeprop_ray.tree import Edge, Tree
 
 REPLANS = 5
@@ -56,11 +56,7 @@ class RayEngine:
         job, settings = self.job, self.settings
         tree_method = settings.method == "tree"
         self.plan, self.owner = made, owners(job.tree, made, tree_method)
-        pieces = settings.microbatches
-        if tree_method:
-            calls = one_step(job.tree, job.rule, made.layout, job.stem_trains, pieces)
-        else:
-            calls = one_chain_step(len(made.names), job.stem_trains, pieces)
+        pieces, calls = settings.microbatches, calls_of(job, settings, made)
         roles = []
         for index, name in enumerate(made.names):
             mine = tuple(c for c in calls if c.host == index)
@@ -72,7 +68,7 @@ class RayEngine:
                     calls=mine,
                     total=job.batch * (job.rule.mc_samples if tree_method else 1),
                     pieces=pieces,
-                    clip=job.optimizer.clip > 0,
+                    clip=job.optimizer.clips_globally,
                     direct=settings.transport != "store",
                     threads=settings.threads,
                     keep_spans=len(mine) * settings.timeline_steps,
@@ -82,7 +78,7 @@ class RayEngine:
             made,
             roles,
             calls,
-            clip=job.optimizer.clip > 0,
+            clip=job.optimizer.clips_globally,
             in_flight=settings.in_flight,
             transport=settings.transport,
             wave_timeout=settings.wave_timeout,
@@ -279,6 +275,7 @@ def build(settings: Settings, data: DataSet, total_steps: int) -> RayEngine:
         batches=partial(batches_from_settings, settings),
         stem_trains=any(p.requires_grad for p in stem.parameters()),
         batch=settings.batch,
+        samples=len(data.train),
         splits=data.batch_counts,
     )
     return launch(job, settings)
@@ -289,6 +286,10 @@ def launch(job: Job, settings: Settings) -> RayEngine:
     owns = runtime.start(settings.ray)
     try:
         made = plan(settings, job.tree, runtime.cluster(), run_name(settings))
+        if settings.method == "cff":
+            from treeprop_ray.baselines.cff_ray import CffRayEngine
+
+            return CffRayEngine(job, settings, made, owns)
         return RayEngine(job, settings, made, owns)
     except BaseException:
         if owns:
