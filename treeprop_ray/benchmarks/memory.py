@@ -11,12 +11,14 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 from treeprop_ray.optim import PartOptimizer
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of tensors that are made inside it, from making to freeing, by owner.
+    """Counts the bytes of tensors that are made inside it, from making to freeing, by owner, and
+    the floating-point operations of the products that torch can count.
 
     Workspace inside an operator is not seen; weights and optimizer state that were there before
     are not counted (`resident` counts those).
@@ -24,6 +26,7 @@ class Meter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.flops = 0
         self.owner: Any = None
         self.live: Counter[Any] = Counter()
         self.peak: Counter[Any] = Counter()
@@ -44,6 +47,9 @@ class Meter(TorchDispatchMode):
         tree_map_only(Tensor, lambda t: self._known.add(t.untyped_storage()), (args, kwargs))
         out = func(*args, **(kwargs or {}))
         tree_map_only(Tensor, self._note, out)
+        packet: Any = getattr(func, "overloadpacket", None)
+        if packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
         return out
 
     def _note(self, t: Tensor) -> Tensor:

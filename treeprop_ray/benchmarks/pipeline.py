@@ -65,7 +65,7 @@ def run(bench: BenchSettings) -> None:
         work: dict[str, Callable[[], None]] = {ONE: one_process}
         work.update({f"torch {name}": peers(name) for name in SCHEDULES})
         for name, words in OURS.items():
-            engines[name] = launch(config.load([*COMMON, *PACKED, *words]))
+            engines[name] = launch(config.load([*COMMON, *PACKED, "cpus_per_actor=0.2", *words]))
             work[name] = actors(engines[name])
         seconds = in_turn(work, bench.rounds)
         peaks = {f"torch {name}": max(peer.ask("peak", name, next(clock))) for name in SCHEDULES}

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from treeprop_ray import config
 from treeprop_ray.benchmarks.memory import Meter, resident
@@ -53,18 +52,17 @@ def account(words: list[str], actors: int) -> Account:
         for name, module in named(host.parts).items()
     }
     step(hosts, job, calls, settings, 0)  # optimizer state is made here
-    with FlopCounterMode(display=False) as flops:
-        step(hosts, job, calls, settings, 1)
-    moved, peaks = metered(hosts, job, calls, settings, 2)
+    with Meter() as meter:
+        moved = step(hosts, job, calls, settings, 1, meter)
     units = Units(job, settings, made)
     return Account(
         actors=len(hosts),
         trained=sum(counts.values()),
         deployed=sum(n for name, n in counts.items() if name in deployed),
-        gflop=flops.get_total_flops() / 1e9,
+        gflop=meter.flops / 1e9,
         work=sum(units.of(call) for call in calls),
         span=units.span(calls),
-        peak=max(peaks),
+        peak=max(resident(h.optimizer) + meter.peak[i] for i, h in enumerate(hosts)),
         moved=moved,
     )
 
@@ -86,16 +84,19 @@ def step(
     """One step; returns the bytes that went from host to host."""
     copies = job.rule.mc_samples if settings.method == "tree" else 1
     pieces = cut(step, job.batch * copies, settings.microbatches)
-    sent: dict[tuple[int, str], Any] = {}
+    sent: dict[tuple[int, str], dict[str, Any]] = {}  # the packet of a tensor, by piece and name
     moved = 0
     charge = meter.charge if meter else contextlib.nullcontext
     for call in calls:
         with charge(call.host):
-            inputs = {name: sent[call.piece, name] for name in call.inputs}
+            packets = [sent[call.piece, name] for name in call.inputs]
+            inputs = {name: t for packet in packets for name, t in packet.items()}
             out = hosts[call.host].run(call, pieces[call.piece], inputs)
         moved += transport.size(out)
-        sent.update({(call.piece, name): t for name, t in out.items()})
-        del inputs, out
+        for names in call.packets:
+            packet = {name: out[name] for name in names}
+            sent.update({(call.piece, name): packet for name in names})
+        del inputs, packets, out
     sent.clear()
     reports = []
     for index, host in enumerate(hosts):
@@ -105,15 +106,6 @@ def step(
         with charge(index):
             host.apply(step, [r.square_norms for r in reports])
     return moved
-
-
-def metered(
-    hosts: list[Any], job: Job, calls: list[Call], settings: Settings, number: int
-) -> tuple[int, list[int]]:
-    """(bytes moved, peak bytes of every host: weights, optimizer state and what the step makes)."""
-    with Meter() as meter:
-        moved = step(hosts, job, calls, settings, number, meter)
-    return moved, [resident(h.optimizer) + meter.peak[i] for i, h in enumerate(hosts)]
 
 
 class Units:
