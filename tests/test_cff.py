@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -151,6 +152,33 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept(
     assert not torch.equal(engine.state()[0]["1-2/linear.weight"], second)
     engine.step(3, report=False)
     assert torch.equal(engine.state()[0]["1-2/linear.weight"], second)
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_a_chain_of_hosts_equals_one(hosts: int) -> None:
+    """Two layers and the head of a ViT, cut at every border (4: the head alone), both stages."""
+    from treeprop_ray.benchmarks import rehearsal
+    from treeprop_ray.benchmarks.step_ray import BASE, job_of
+    from treeprop_ray.engine.job import calls_of
+    from treeprop_ray.placement import Cluster, plan
+
+    words = [*BASE, "method=cff", "model.hidden=12", "model.blocks=3", "batch=8", "clip=0.5",
+             "placement=packed", f"hosts={min(hosts, 3)}"]  # fmt: skip
+    settings_ = config.load(words)
+    job = replace(
+        job_of(settings_),
+        optimizer=OptimizerRule(clip_each=True, clip=0.5, total_steps=4, second=(2, 0.1)),
+    )
+    results = []
+    for count in (1, hosts):
+        made = plan(settings_, job.tree, Cluster(((4.0, 0.0),)), "x")
+        made = replace(made, names=tuple(f"x/{k}" for k in range(count)))
+        hosts_ = rehearsal.build(job, settings_, made)
+        for step in range(4):
+            rehearsal.step(hosts_, job, calls_of(job, settings_, made), settings_, step)
+        results.append({k: v for host in hosts_ for k, v in host.state()[0].items()})
+    one, many = results
+    assert one.keys() == many.keys() and all(torch.equal(one[k], many[k]) for k in one)
 
 
 def test_learning_rates_of_the_two_stages() -> None:

@@ -70,7 +70,8 @@ def test_one_worker_is_the_local_engine(alone: None) -> None:
     samples = data.load(settings)
     oracle = local.build(settings, samples, 10)
     expected = after(oracle)
-    engine = DataParallelEngine.of(settings, samples, 10)
+    engine = local.build(config.load([*VIT, "clip=0.5", "engine=train"]), samples, 10)
+    assert isinstance(engine, DataParallelEngine)
     found = after(engine)
     assert all(torch.allclose(found[k], expected[k], atol=1e-6) for k in expected)
     mine, theirs = engine.reports()[0], oracle.reports()[0]

@@ -200,10 +200,6 @@ def build_engine(settings: Settings, data: DataSet, total_steps: int) -> Engine:
         from treeprop_ray.engine import ray
 
         return ray.build(settings, data, total_steps)
-    if settings.engine == "train":  # inside a worker
-        from treeprop_ray.baselines.data_parallel import DataParallelEngine
-
-        return DataParallelEngine.of(settings, data, total_steps)
     from treeprop_ray.engine import local
 
     return local.build(settings, data, total_steps)

@@ -18,9 +18,6 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from treeprop_ray.chain import ChainHost
-from treeprop_ray.config import Settings
-from treeprop_ray.data import DataSet
-from treeprop_ray.engine import local
 from treeprop_ray.engine.base import Score
 from treeprop_ray.engine.local import LocalEngine
 from treeprop_ray.network import STEM
@@ -48,23 +45,14 @@ class ChainLoss(nn.Module):
 
 
 class DataParallelEngine(LocalEngine):
-    """One worker of several; a process group must be there."""
+    """One worker of several (method=bp); a process group must be there."""
 
     host: ChainHost
 
-    @classmethod
-    def of(cls, settings: Settings, data: DataSet, total_steps: int) -> DataParallelEngine:
-        """The engine of this worker."""
-        made = local.build(replace(settings, engine="local"), data, total_steps)
-        engine = cls.__new__(cls)
-        engine.__dict__.update(made.__dict__)
-        engine.rank, engine.workers = distributed.get_rank(), distributed.get_world_size()
-        engine.model = DistributedDataParallel(ChainLoss(engine.host))
-        return engine
-
-    rank: int
-    workers: int
-    model: DistributedDataParallel
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words)
+        self.rank, self.workers = distributed.get_rank(), distributed.get_world_size()
+        self.model = DistributedDataParallel(ChainLoss(self.host))
 
     def gradients(self, step: int) -> None:
         """Loss and backward of this worker's places; gradients are averaged in the last piece."""

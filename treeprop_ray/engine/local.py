@@ -114,7 +114,12 @@ def over(
         return CffEngine(
             network, rule, optimizer, batches, settings.cff, device, settings.precision
         )
-    return LocalEngine(
+    kind = LocalEngine
+    if settings.engine == "train":  # inside a worker
+        from treeprop_ray.baselines.data_parallel import DataParallelEngine
+
+        kind = DataParallelEngine
+    return kind(
         network,
         rule,
         optimizer,
