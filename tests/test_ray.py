@@ -134,6 +134,31 @@ def test_the_chain_of_actors_equals_backpropagation(hosts: int) -> None:
     check(8, ["method=bp", "microbatches=4", "clip=0.1"], "placement=packed", f"hosts={hosts}")
 
 
+def test_the_cff_chain_equals_one_process_even_when_an_actor_dies() -> None:
+    """Two stages of training, the weights kept in between, three steps in flight."""
+    words = ["method=cff", "clip=0.1", "cff.head_share=0.5", "data.augment=crop_flip"]
+    samples = data.load(settings_for(6, *words))
+    oracle = local.build(settings_for(6, *words), samples, 10)
+    ray_words = ["engine=ray", "placement=packed", "hosts=2", "in_flight=3"]
+    engine = distributed.build(settings_for(6, *words, *ray_words), samples, 10)
+    try:
+        for step in range(8):
+            oracle.step(step, report=True)
+            engine.step(step, report=True)
+            if step in (1, 6):  # before the layers are validated, and after
+                ray.kill(engine.driver.actors[1])
+            if step == 4:
+                assert engine.reports()[-1].losses == oracle.reports()[-1].losses
+        for mine, theirs in zip(engine.state(), oracle.state(), strict=True):
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[k], v) for k, v in theirs.items())
+        assert engine.failures == 2
+        full = {"full": engine.tree.chain}
+        assert engine.score(full, "test") == oracle.score(full, "test")
+    finally:
+        engine.close()
+
+
 def test_several_steps_in_flight_change_nothing() -> None:
     samples = data.load(config.load([]))
     expected = local.build(settings_for(5, *ROUGH), samples, 20)

@@ -56,6 +56,7 @@ def check(settings: Any) -> None:
     check_model(settings.model)
     check_text(settings)
     check_time(settings)
+    check_baselines(settings)
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":
             raise UserError(
@@ -158,6 +159,28 @@ def check_time(settings: Settings) -> None:
             raise UserError(
                 f"{key}={getattr(s, key)}: recurrent networks pass the forward state on; "
                 f"use {key}={neutral}"
+            )
+
+
+def check_baselines(settings: Settings) -> None:
+    """What the methods that TreeProp is compared with can and cannot do."""
+    s = settings
+    if s.engine == "train":
+        if s.method != "bp":
+            raise UserError(f"engine=train: is for method=bp, not {s.method}; use engine=ray")
+        if s.hosts * s.microbatches > s.batch:
+            raise UserError(
+                f"hosts={s.hosts} microbatches={s.microbatches}: more pieces than batch={s.batch}"
+            )
+    if s.recompute and s.method != "bp":
+        raise UserError(f"recompute=true: is for method=bp, not {s.method}")
+    if s.method == "cff":
+        if s.model.name not in ("mlp", "vit"):
+            raise UserError(f"method=cff: needs model.name=mlp or vit, not {s.model.name}")
+        if s.microbatches > 1:
+            raise UserError(
+                f"microbatches={s.microbatches}: method=cff compares all samples of a batch with "
+                "each other; use microbatches=1"
             )
 
 

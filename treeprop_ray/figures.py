@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def run_figures(folder: Path, outline: Outline) -> None:
-    """Draw figures/tree_loss.png (or depth_loss.png) and the score of every path by epoch."""
+    """Draw tree_loss.png (or depth_loss.png, layer_loss.png) and the score of every path."""
     tree = outline.tree
     rows = pd.read_csv(folder / "metrics.csv")
     out = folder / "figures"
     out.mkdir(exist_ok=True)
     steps = rows[rows.kind == "step"]
-    if outline.over_time and not steps.empty:
-        depth_loss(steps, list(outline.weights), out / "depth_loss.png")
+    if outline.curves and not steps.empty:
+        loss_curves(steps, list(outline.weights), outline.curves, out)
     elif not steps.empty and any(
         steps.get(f"loss/{n}", pd.Series()).notna().any() for n in tree.nodes
     ):
@@ -69,15 +69,15 @@ def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
     _save(fig, target)
 
 
-def depth_loss(steps: pd.DataFrame, depths: list[int], target: Path) -> None:
-    """Loss of every depth of a time tree over the steps."""
+def loss_curves(steps: pd.DataFrame, places: list[int], kind: str, out: Path) -> None:
+    """Loss of every depth of a time tree, or of every layer, over the steps."""
     fig, ax = plt.subplots(figsize=(6, 4))
-    for d in depths:
-        ax.plot(steps.step, steps[f"loss/{d}"], label=f"depth {d}")
+    for place in places:
+        ax.plot(steps.step, steps[f"loss/{place}"], label=f"{kind} {place}")
     ax.set(xlabel="step", ylabel="loss", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend()
-    _save(fig, target)
+    _save(fig, out / f"{kind}_loss.png")
 
 
 def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:

@@ -93,6 +93,25 @@ class Time:
 
 
 @dataclass
+class Cff:
+    """Contrastive forward-forward with margin (method=cff)."""
+
+    lr: float = opt(4e-3, "learning rate of the layers, in place of lr", above=0)
+    head_lr: float = opt(5e-4, "learning rate of the head, in place of lr", above=0)
+    head_share: float = opt(
+        1 / 6, "share of all steps, the last, that train the head on frozen layers", above=0, high=1
+    )
+    tau: float = opt(0.15, "temperature of the contrastive loss", above=0)
+    margin: str = opt(
+        "linear",
+        "how the margin goes from the first layer to the last",
+        choices=["linear", "parabolic", "cosine"],
+    )
+    m_first: float = opt(0.4, "margin of the first layer; 0 and m_last=0: plain CFF", low=0, high=2)
+    m_last: float = opt(0.1, "margin of the last layer", low=0, high=2)
+
+
+@dataclass
 class RaySettings:
     """Which Ray to use."""
 
@@ -124,11 +143,15 @@ class Settings:
 
     method: str = opt(
         "tree",
-        "TreeProp, or plain backpropagation of the chain; through time: tree, bptt (the same "
-        "cell, unrolled), bptt_fused (torch.nn.GRU)",
-        choices=["tree", "bp", "bptt", "bptt_fused"],
+        "TreeProp, plain backpropagation of the chain, or contrastive forward-forward with margin; "
+        "through time: tree, bptt (the same cell, unrolled), bptt_fused (torch.nn.GRU)",
+        choices=["tree", "bp", "cff", "bptt", "bptt_fused"],
     )
-    engine: str = opt("local", "one process, or Ray actors", choices=["local", "ray"])
+    engine: str = opt(
+        "local",
+        "one process, Ray actors, or (method=bp) Ray Train: data-parallel workers, `hosts` of them",
+        choices=["local", "ray", "train"],
+    )
     placement: str = opt(
         "auto",
         "per_node: an actor per tree node; packed: lines of nodes share actors; "
@@ -162,6 +185,10 @@ class Settings:
     )
     threads: int = opt(1, "torch threads per process", low=1, high=1024)
     microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
+    recompute: bool = opt(
+        False,
+        "bp: activation checkpointing; a block keeps its input only and runs again in the backward",
+    )
 
     epochs: int = opt(30, "passes over the training data", low=1)
     steps: int = opt(0, "stop after so many steps; 0 = all epochs", low=0)
@@ -210,6 +237,7 @@ class Settings:
     model: Model = group(Model, "the network")
     data: Data = group(Data, "the data")
     time: Time = group(Time, "recurrent networks")
+    cff: Cff = group(Cff, "contrastive forward-forward")
 
     log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
@@ -229,6 +257,6 @@ RESUMABLE = {
     "name", "out", "fresh", "engine", "device", "threads", "log_every", "checkpoint_every",
     "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
-    "snapshot_every", "max_failures", "wave_timeout", "storage",
+    "snapshot_every", "max_failures", "wave_timeout", "storage", "recompute",
     "ray.address", "ray.num_cpus", "ray.dashboard",
 }  # fmt: skip

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from treeprop_ray.benchmarks import markdown, write_table
+from treeprop_ray.benchmarks import markdown, span_cff, write_table
 from treeprop_ray.config import RaySettings
 from treeprop_ray.engine import runtime
 from treeprop_ray.engine.actors import Role
@@ -154,6 +154,8 @@ def run(bench: BenchSettings) -> None:
             for N in (8, 16, 32, 64, 128):
                 rows.append(row_of(emulation, N, t))
                 print(markdown(rows[-1:]).splitlines()[-1], flush=True)
+        assert emulation.driver is not None
+        layers = span_cff.rows_beside(emulation.driver, rows)
     finally:
         if emulation.driver:
             emulation.driver.close()
@@ -169,6 +171,7 @@ def run(bench: BenchSettings) -> None:
     table = write_table(bench.out, "bench_span", "Span on emulated devices", rows, NOTES + floor)
     figure(rows, Path(bench.out) / "bench_span.png")
     print(f"{table}\nwrote bench_span.md, .csv and .png to {bench.out}")
+    print(span_cff.write(bench.out, layers))
 
 
 def bare_hop(hops: int = 24) -> float:

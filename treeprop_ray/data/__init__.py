@@ -115,7 +115,8 @@ class Batches:
         self.per_epoch = len(data.train) // batch
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, step: int, view: int = 0) -> tuple[Tensor, Tensor]:
+        """The batch of a step; another `view` is another augmentation of the same samples."""
         epoch, position = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             gen = generator(self.seed, "order", epoch)
@@ -124,11 +125,24 @@ class Batches:
         part = self.data.train.take(index)
         x = part.x
         if self.data.augment:
-            x = self.data.augment(x, derive(self.seed, "augment", step))
+            x = self.data.augment(x, derive(self.seed, "augment", step, *([view] if view else [])))
         return self.data.inputs(x), part.y.long()
 
+    def validation_views(self, index: int) -> tuple[Tensor, Tensor]:
+        """Two augmentations of a large validation batch, always the same; labels of all rows."""
+        part = slice(index * self.data.score_batch, (index + 1) * self.data.score_batch)
+        x, y = self.data.validation.x[part], self.data.validation.y[part]
+        views = [x, x]
+        if self.data.augment:
+            seeds = [derive(self.seed, "validation view", index, view) for view in range(2)]
+            views = [self.data.augment(x, seed) for seed in seeds]
+        return self.data.inputs(torch.cat(views)), torch.cat([y, y])
+
     def evaluation(self, split: str, index: int) -> tuple[Tensor, Tensor]:
-        """A batch to score: of a split, or (`split="step"`) the training batch of a step."""
+        """A batch to score: of a split, the training batch of a step (`split="step"`), or two
+        views of a validation batch (`split="views"`)."""
+        if split == "views":
+            return self.validation_views(index)
         return self(index) if split == "step" else self.data.scoring(split, index)
 
 
