@@ -148,8 +148,8 @@ def differences(old: Settings, new: Settings) -> list[str]:
     a = {k: v for k, _, v in walk(old)}
     b = {k: v for k, _, v in walk(new)}
     moving = set(RESUMABLE) - {"storage"}  # elsewhere the checkpoints would not be found
-    if old.schedule != "constant" or old.warmup > 0:
-        moving -= {"epochs", "steps"}  # the learning rate at step t depends on the total
+    if old.schedule != "constant" or old.warmup > 0 or old.method == "cff":
+        moving -= {"epochs", "steps"}  # learning rate and stage of step t depend on the total
     return [f"{k}: {a[k]} -> {b[k]}" for k in a if a[k] != b[k] and k not in moving]
 
 

@@ -15,7 +15,7 @@ from treeprop_ray.runs import checkpoints_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from treeprop_ray.data import DataSet
+    from treeprop_ray.data import DataSet, Shape
     from treeprop_ray.network import TreeNetwork
     from treeprop_ray.outline import Outline
     from treeprop_ray.through_time.network import TimeNetwork
@@ -64,7 +64,7 @@ def check_permutation(run: str, permutation: Tensor | None) -> None:
 
 
 def load_network(
-    settings: Settings, data: DataSet, found: checkpoint.Checkpoint
+    settings: Settings, data: DataSet | Shape, found: checkpoint.Checkpoint
 ) -> TreeNetwork | TimeNetwork:
     """The network of a run with the weights of a checkpoint (a BP run has no auxiliary ones)."""
     if config.recurrent(settings):

@@ -15,6 +15,7 @@ from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.job import (
     Job,
     batches_from_settings,
+    calls_of,
     describe,
     make_host,
     owners,
@@ -25,7 +26,6 @@ from treeprop_ray.network import STEM
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.placement import Cluster, Plan, plan
 from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import one_chain_step, one_step
 from treeprop_ray.tree import Edge, Tree
 
 
@@ -44,11 +44,7 @@ class RayEngine(RecoveringEngine):
         job, settings = self.job, self.settings
         tree_method = settings.method == "tree"
         self.plan, self.owner = made, owners(job.tree, made, tree_method)
-        pieces = settings.microbatches
-        if tree_method:
-            calls = one_step(job.tree, job.rule, made.layout, job.stem_trains, pieces)
-        else:
-            calls = one_chain_step(len(made.names), job.stem_trains, pieces)
+        pieces, calls = settings.microbatches, calls_of(job, settings, made)
         roles = []
         for index, name in enumerate(made.names):
             mine = tuple(c for c in calls if c.host == index)
@@ -60,7 +56,7 @@ class RayEngine(RecoveringEngine):
                     calls=mine,
                     total=job.batch * (job.rule.mc_samples if tree_method else 1),
                     pieces=pieces,
-                    clip=job.optimizer.clip > 0,
+                    clip=job.optimizer.clips_globally,
                     direct=settings.transport != "store",
                     threads=settings.threads,
                     keep_spans=len(mine) * settings.timeline_steps,
@@ -70,7 +66,7 @@ class RayEngine(RecoveringEngine):
             made,
             roles,
             calls,
-            clip=job.optimizer.clip > 0,
+            clip=job.optimizer.clips_globally,
             in_flight=settings.in_flight,
             transport=settings.transport,
             wave_timeout=settings.wave_timeout,
@@ -129,6 +125,7 @@ def build(settings: Settings, data: DataSet, total_steps: int) -> RayEngine:
         batches=partial(batches_from_settings, settings),
         stem_trains=any(p.requires_grad for p in stem.parameters()),
         batch=settings.batch,
+        samples=len(data.train),
         splits=data.batch_counts,
     )
     return launch(job, settings)
@@ -138,6 +135,10 @@ def launch(job: Job, settings: Settings) -> RayEngine:
     """Start or join Ray and run the job there."""
     owns = runtime.start(settings.ray)
     try:
+        if settings.method == "cff":
+            from treeprop_ray.baselines.cff_ray import CffRayEngine
+
+            return CffRayEngine(job, settings, owns)
         return RayEngine(job, settings, owns)
     except BaseException:
         if owns:
