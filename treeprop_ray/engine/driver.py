@@ -113,6 +113,8 @@ class Driver:
 
         Raises ActorLost when a place is gone with its machine: then a new plan is needed.
         """
+        if self.group is None:
+            raise ActorLost("all actors were ended")  # by an attempt to find new places
         if self.direct and lost:
             raise ActorLost("a collective group cannot be mended")
         for index in lost:
