@@ -37,7 +37,12 @@ def run_figures(folder: Path, outline: Outline) -> None:
         path_accuracy(epochs, out / "path_accuracy.png")
 
 
-def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
+def tree_loss(
+    tree: Tree,
+    loss: dict[int, float],
+    target: Path,
+    title: str = "loss per node at the last step",
+) -> None:
     """Nodes at (n, level), coloured by their last loss; grey lines join a node to its children."""
     fig, ax = plt.subplots(figsize=(max(5.0, 0.6 * tree.N + 1.5), 1.0 + 0.8 * tree.depth))
     for node in tree.nodes.values():
@@ -60,9 +65,9 @@ def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
         xlim=(-0.5, tree.N + 0.5), ylim=(tree.depth + 0.8, 0.4), xlabel="state n", ylabel="level"
     )
     ax.set_yticks(range(1, tree.depth + 1))
-    ax.set_title("loss per node at the last step")
+    ax.set_title(title)
     fig.colorbar(points, ax=ax)
-    _save(fig, target)
+    save(fig, target)
 
 
 def depth_loss(steps: pd.DataFrame, depths: list[int], target: Path) -> None:
@@ -73,7 +78,7 @@ def depth_loss(steps: pd.DataFrame, depths: list[int], target: Path) -> None:
     ax.set(xlabel="step", ylabel="loss", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend()
-    _save(fig, target)
+    save(fig, target)
 
 
 def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
@@ -84,7 +89,7 @@ def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
     ax.set(xlabel="epoch", ylabel="validation accuracy (%)")
     ax.grid(alpha=0.3)
     ax.legend()
-    _save(fig, target)
+    save(fig, target)
 
 
 def adaptive(
@@ -106,10 +111,11 @@ def adaptive(
     ax.set(xlabel="blocks run per sample (mean)", ylabel=f"{split} accuracy (%)")
     ax.grid(alpha=0.3)
     ax.legend()
-    _save(fig, target)
+    save(fig, target)
 
 
-def _save(fig: plt.Figure, target: Path) -> None:
+def save(fig: plt.Figure, target: Path) -> None:
+    """Write a figure and free it."""
     fig.tight_layout()
     fig.savefig(target, dpi=120)
     plt.close(fig)

@@ -102,6 +102,15 @@ class Weights:
 
 
 @dataclass
+class Probe:
+    """Measurements on held-out batches during a run; the run goes on as if they were not there."""
+
+    every: int = opt(0, "steps between probes (rows of probe.csv); 0 = none", low=0)
+    batches: int = opt(4, "held-out batches of a probe, of the size batch", low=1, high=1024)
+    draws: int = opt(16, "draws from q per sample for the bound F; 0 = leave it out", low=0)
+
+
+@dataclass
 class Settings:
     """All settings of a run."""
 
@@ -199,6 +208,7 @@ class Settings:
     model: Model = group(Model, "the network")
     data: Data = group(Data, "the data")
     time: Time = group(Time, "recurrent networks")
+    probe: Probe = group(Probe, "alignment with backpropagation, KLs, bound, label leak")
 
     log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
@@ -214,5 +224,5 @@ RESUMABLE = {
     "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
     "snapshot_every", "max_failures", "wave_timeout",
-    "ray.address", "ray.num_cpus", "ray.dashboard",
+    "ray.address", "ray.num_cpus", "ray.dashboard", "probe.every", "probe.batches", "probe.draws",
 }  # fmt: skip

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from treeprop_ray.data import DataSet
     from treeprop_ray.engine.base import Engine, Score
     from treeprop_ray.outline import Outline
+    from treeprop_ray.probe import Prober
     from treeprop_ray.tree import Tree
 
 
@@ -53,12 +54,14 @@ class Trainer:
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
         self.wall = 0.0
         self.start = 0
+        self.prober: Prober | None = None
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
         from treeprop_ray import checkpoint
         from treeprop_ray.metrics import Log, warn
         from treeprop_ray.optim import OptimizerRule
+        from treeprop_ray.probe import Prober
         from treeprop_ray.progress import Bar
 
         self.engine = build_engine(self.settings, self.data, self.total_steps)
@@ -76,6 +79,10 @@ class Trainer:
                 self.start,
                 OptimizerRule.of(self.settings, self.total_steps),
             )
+            if self.settings.probe.every:
+                self.prober = Prober(self.settings, self.folder.path, self.engine, self.start)
+                if self.start == 0:
+                    self.log.pause(self.prober.at(0, 0))
             began = time.perf_counter()
             with Bar(self.folder.name, self.total_steps, self.start) as bar:
                 for step in range(self.start, self.total_steps):
@@ -115,6 +122,8 @@ class Trainer:
                 f"epoch {epoch}/{s.epochs}  loss {self.log.loss:.4f}  {brief(scores)}",
                 f"loss {self.log.loss:.3f}  val {short} %",
             )
+        if self.prober:
+            self.log.pause(self.prober.at(done, epoch, last=done == self.total_steps))
         bar.advance()
         if saves or done == self.total_steps:
             self._save(done, epoch, scores, self.wall + time.perf_counter() - began)
@@ -171,6 +180,8 @@ class Trainer:
         self.folder.write_summary(summary)
         self.log.close()
         figures.run_figures(self.folder.path, self.outline)
+        if self.prober:
+            self.prober.close()
         spans = self.engine.spans()
         if spans:
             timeline.write_timeline(spans, self.folder.path / "timeline.json")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from treeprop_ray.config import Settings
 
 SCORE_BATCH = 1000
+HELD_OUT = 1024  # the probe has at most so many held-out batches
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ class DataSet:
 class Batches:
     """The training batch of any step: a function of (seed, step), so there is no state.
 
-    Epoch e is permuted by (seed, e), augmentation is drawn from (seed, step).
+    Epoch e is permuted by (seed, e), augmentation is drawn from (seed, step). Negative steps are
+    the probe's: step -1 - k is the k-th batch of the validation split, and so is every multiple of
+    HELD_OUT below it.
     """
 
     def __init__(self, data: DataSet, batch: int, seed: int) -> None:
@@ -114,6 +117,8 @@ class Batches:
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        if step < 0:
+            return self.held_out((-1 - step) % HELD_OUT)
         epoch, position = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             gen = generator(self.seed, "order", epoch)
@@ -124,6 +129,16 @@ class Batches:
         if self.data.augment:
             x = self.data.augment(x, derive(self.seed, "augment", step))
         return self.data.inputs(x), part.y
+
+    def held_out(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k-th batch of the validation split in its own order, from the start again at the end."""
+        held = self.data.validation
+        if not len(held):
+            raise UserError(
+                "data.validation=0: the probe needs held-out samples; a share greater than 0"
+            )
+        part = held.take((torch.arange(self.batch) + k * self.batch) % len(held))
+        return self.data.inputs(part.x), part.y
 
     def evaluation(self, split: str, index: int) -> tuple[Tensor, Tensor]:
         """A batch to score: of a split, or (`split="step"`) the training batch of a step."""
