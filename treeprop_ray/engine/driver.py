@@ -56,7 +56,7 @@ class Driver:
         wave_timeout: float = 600.0,
         probes: Mapping[str, Sequence[Call]] | None = None,
     ) -> None:
-        """`probes` are calls outside the step, by name; a role lists them after its step's calls."""
+        """`probes`: calls outside the step, by name; a role lists them after its step's calls."""
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
         self.probes = probes or {}
