@@ -139,9 +139,8 @@ class Gauge:
                 g, g_hat = p.grad, self.update[name].get(k)
                 a = (zero if g is None else g).double()
                 b = (zero if g_hat is None else g_hat).double()
-                sums += torch.stack(
-                    [(a * b).sum(), (a**2).sum(), (b**2).sum(), ((b - a) ** 2).sum()]
-                ).cpu()
+                products = (a * b, a**2, b**2, (b - a) ** 2)
+                sums += torch.stack([product.sum() for product in products]).cpu()
             dot, of_g, of_hat, of_bias = sums.tolist()
             self.found.blocks[name] = (dot, of_g, of_hat, of_bias)
         self.update = {}

@@ -4,9 +4,9 @@
     python -m treeprop_ray.probe run=results/runs/<name>      # a row for its last checkpoint
     python -m treeprop_ray.probe run=results/runs/<name> checkpoint=all batches=8 draws=64
 
-Rows go to probe.csv in the run folder, figures to figures/; probe_row.py says what the columns mean.
-The gradient of the deployed chain is taken by backpropagation, the update by a training step without
-the optimizer, both on the same batches of the validation split.
+Rows go to probe.csv in the run folder, figures to figures/; probe_row.py says what the columns
+mean. The gradient of the deployed chain is taken by backpropagation, the update by a training step
+without the optimizer, both on the same batches of the validation split.
 """
 
 from __future__ import annotations

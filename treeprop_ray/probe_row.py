@@ -1,15 +1,15 @@
 """A row of probe.csv: the numbers of all hosts put together.
 
-    cosine, cosine/<block>   between the true gradient g (backpropagation through the deployed chain)
-                             and the TreeProp update g_hat, over the chain's parameters
+    cosine, cosine/<block>   between the true gradient g (backpropagation through the deployed
+                             chain) and the TreeProp update g_hat, over the chain's parameters
     norm_bp, norm_tree       |g|, |g_hat|
     norm_bias, bias/<block>  |b| with b = g_hat - g; per block |b| / |g|
     descent                  1 where |b| < |g|: sufficient for a positive cosine, not necessary
-    kl/<n>, kl               KL(q(z_n | z_l, z_r) || p(z_n | z_{n-1})), its part that depends on the
-                             means, and the sum over the states
+    kl/<n>, kl               KL(q(z_n | z_l, z_r) || p(z_n | z_{n-1})), its part that depends on
+                             the means, and the sum over the states
     kl_constant              what the variances alone add to that sum (Gaussian)
-    F = F_kl + F_ce          the bound, by draws from q; log_ratio/<n> is the share of state n in F_kl
-    nll, gap                 -log p(y | x) by importance sampling with q, and F - nll; nll is itself an
+    F = F_kl + F_ce          the bound, by draws from q; log_ratio/<n>: share of state n in F_kl
+    nll, gap                 -log p(y | x) by importance sampling with q, and F - nll; nll is an
                              upper bound that falls as draws rise, so gap is a lower one
     ess                      effective number of draws behind nll, of `draws`
     clean_ce/<n>, tree_ce/<n>, leak/<n>
@@ -67,7 +67,7 @@ def combine(
     """The row of a probe of `batches` held-out batches with `places` samples each."""
     row = gradients({k: v for host in hosts for k, v in host.blocks.items()}, batches)
     labels = batches * places * rule.labels_per_sample
-    kl = {n: 0.0 for n in tree.nodes}
+    kl = dict.fromkeys(tree.nodes, 0.0)
     for host in hosts:
         for n, value in host.kl.items():
             kl[n] += value / labels
@@ -89,10 +89,10 @@ def gradients(
 ) -> dict[str, float]:
     """Cosines, norms and bias; gradients were summed over the batches."""
     row: dict[str, float] = {}
-    for name, (dot, g, g_hat, bias) in blocks.items():
+    for name, (dot, g, g_hat, bias) in sorted(blocks.items()):
         row[f"cosine/{name}"] = cosine(dot, g, g_hat)
         row[f"bias/{name}"] = math.sqrt(bias / g) if g else math.nan
-    dot, g, g_hat, bias = (sum(v[i] for v in blocks.values()) for i in range(4))
+    dot, g, g_hat, bias = (sum(v[i] for _, v in sorted(blocks.items())) for i in range(4))
     row["cosine"] = cosine(dot, g, g_hat)
     for name, square in (("norm_bp", g), ("norm_tree", g_hat), ("norm_bias", bias)):
         row[name] = math.sqrt(square) / batches

@@ -131,7 +131,7 @@ class Batches:
         return self.data.inputs(x), part.y
 
     def held_out(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k-th batch of the validation split in its own order; after its end, from the start."""
+        """The k-th batch of the validation split in its own order, over and over."""
         held = self.data.validation
         if not len(held):
             raise UserError(
