@@ -106,9 +106,7 @@ def gradient(loss: Tensor, chain: Chain) -> Tensor:
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in zipped])
 
 
-def bias_of(
-    chain: Chain, tree: Tree, factors: Mapping[int, Factor], x: Tensor, y: Tensor
-) -> Bias:
+def bias_of(chain: Chain, tree: Tree, factors: Mapping[int, Factor], x: Tensor, y: Tensor) -> Bias:
     """Exact bias and bounds; `factors` carry the graph of q's dependence on the chain."""
     fixed = {
         n: Factor(*(t.detach() for t in (f.K_l, f.K_r, f.k, f.cov))) for n, f in factors.items()
@@ -142,7 +140,8 @@ def score_bound(chain: Chain, q: Gaussian, p: Gaussian, x: Tensor, y: Tensor) ->
             for mean, square in ((mean_q, square_q), (mean_p, square_p))
         )
         places = _hidden(chain, n)
-        total += spread * 2 * float(theory.kl(_marginal(q, places), _marginal(p, places)))
+        kl = float(theory.kl(_marginal(q, places), _marginal(p, places)))
+        total += spread * 2 * max(0.0, kl)  # rounding makes it negative at q = p
     return math.sqrt(total)
 
 
@@ -176,9 +175,7 @@ def path_bound(
 # -- moments under a Gaussian over the stacked hidden states --------------------------------------
 
 
-def _score(
-    chain: Chain, n: int, d: Gaussian, x: Tensor, y: Tensor
-) -> tuple[Tensor, float]:
+def _score(chain: Chain, n: int, d: Gaussian, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
     """E[s_n] and E|s_n|^2 with s_n = e (z_{n-1}, 1)^T / s^2, e = z_n - A z_{n-1} - b."""
     picks, fixed = theory._states([chain.width(i) for i in range(1, chain.N)], x, y)
     weight, bias, scale = chain.weights[n - 1], chain.biases[n - 1], chain.scales[n - 1]
