@@ -4,8 +4,8 @@
     python examples/bias_bound.py --steps 200 --out /tmp/theory
 
 A chain of N = 4 steps in the plane and the tree's factors are trained together by Adam on the
-exact bound F, the chain's gradient taken as in the method: the feedback in q is held constant. Every
-so many steps the true gradient, the update, the two parts of its bias and the bounds on them are
+exact bound F, the chain's gradient taken as in the method: the feedback in q is held constant. At
+every 50th step the true gradient, the update, the two parts of its bias and the bounds on them are
 computed in closed form (treeprop_ray/theory_bias.py): nothing is sampled.
 """
 
@@ -127,8 +127,8 @@ def main() -> None:
     Path(chosen.out).mkdir(parents=True, exist_ok=True)
     notes = [
         f"Linear Gaussian chain, N = {N}, width {WIDTH}, {PAIRS} pairs; all columns are exact, "
-        "means over the pairs. `bounds hold`: for every pair the score term and the path term are below "
-        "their bounds. Figure: [theory_bias.png](theory_bias.png).",
+        "means over the pairs. `bounds hold`: for every pair the score term and the path term are "
+        "below their bounds. Figure: [theory_bias.png](theory_bias.png).",
     ]
     title = "Bias of the TreeProp update and its bounds along a training run"
     print(write_table(chosen.out, "theory_bias", title, shown, notes))

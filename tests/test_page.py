@@ -100,6 +100,6 @@ def test_schedule_is_drawn_for_every_tree() -> None:
 
 
 def test_folders_that_are_no_run_are_refused(command: Command, tmp_path: Path) -> None:
-    for word in ("run=", "run=nowhere", f"run={tmp_path}"):
+    for word in ("to=page.html", "run=nowhere", f"run={tmp_path}"):
         result = command("report", word)
         assert result.code == 2 and len(result.error_lines) == 1 and "run=" in result.err

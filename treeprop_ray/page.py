@@ -31,8 +31,8 @@ FIGURES = {
     "tree_loss": "Loss of each node at the last logged step.",
     "depth_loss": "Loss of each depth of the time tree over the steps.",
     "adaptive": "Samples that stop early: accuracy against blocks run.",
-    "probe_alignment": "Left: cosine between the update and the true gradient of the deployed chain "
-    "on held-out batches; above 0 the update goes downhill. Right: norms.",
+    "probe_alignment": "Left: cosine between the update and the true gradient of the deployed "
+    "chain on held-out batches; above 0 the update goes downhill. Right: norms.",
     "probe_blocks": "The same cosine for each block of the chain. Where the true gradient has "
     "vanished (deep sigmoid chains) the cosine of a block says little.",
     "probe_kl": "KL between each state's factor and the chain's own transition into it.",
@@ -40,7 +40,7 @@ FIGURES = {
     "probe_bound": "The variational bound F, its cross-entropy part and the likelihood.",
     "probe_leak": "Label leak: what the tree predicts better than the clean path can.",
     "waves": "One training step: which actor worked when, with the level in the box.",
-    "schedule": "One training step as scheduled, an actor per node: which node works in which wave.",
+    "schedule": "One training step as scheduled with an actor per node: who works in which wave.",
 }
 
 
@@ -81,9 +81,8 @@ def html_of(settings: Settings, folder: Path) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f'<link rel="icon" href="data:,"><title>{name}</title><style>{STYLE}</style></head>\n<body>\n'
-        + "\n".join(parts)
-        + "\n</body></html>\n"
+        f'<link rel="icon" href="data:,"><title>{name}</title><style>{STYLE}</style></head>\n'
+        "<body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 
@@ -92,7 +91,8 @@ def subtitle(settings: Settings, summary: dict[str, Any] | None) -> str:
     kind = f"{settings.model.name} on {settings.data.name}, method={settings.method}"
     if summary is None:
         return f"{kind}. The run is not finished."
-    size = f"{summary['parameters_deployed']:,} parameters deployed of {summary['parameters_trained']:,}"
+    deployed, trained = summary["parameters_deployed"], summary["parameters_trained"]
+    size = f"{deployed:,} parameters deployed of {trained:,} trained"
     return (
         f"{kind}, engine={summary['engine']}, N={summary['N']}, depth {summary['depth']}; {size}; "
         f"{summary['steps']} steps, {summary['wall_seconds']:.0f} s."

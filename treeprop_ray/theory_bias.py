@@ -12,9 +12,9 @@ Bounds (paper, appendix on the gradient bias):
     |b_score| <= sqrt(sum_n S_n^2 2 KL(q_n || p_n))     q_n, p_n: marginals on (z_{n-1}, z_n)
 
 The paper's S_n is a supremum of the score, which is infinite for Gaussian states. Here it is
-S_n^2 = E_p |s_n - c|^2 + E_q |s_n - c|^2 for a constant c. The bound holds with it: by Cauchy-Schwarz
-|int (s - c)(p - q)|^2 <= int |s - c|^2 (p + q) * int (p - q)^2 / (p + q), and the last integral is at
-most 2 int (sqrt p - sqrt q)^2 <= 2 KL(q || p).
+S_n^2 = E_p |s_n - c|^2 + E_q |s_n - c|^2 for a constant c. The bound holds with it: by
+Cauchy-Schwarz |int (s - c)(p - q)|^2 <= int |s - c|^2 (p + q) * int (p - q)^2 / (p + q), and the
+last integral is at most 2 int (sqrt p - sqrt q)^2 <= 2 KL(q || p).
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Bias:
 class TreePosterior(nn.Module):
     """q of the method with every part that is not the chain's own free to be learned.
 
-    A factor has the mean mu_fwd + K (z_r - f_right(mu_fwd)), mu_fwd = f_left(z_l), and a covariance.
+    A factor has the mean mu_fwd + K (z_r - f_right(mu_fwd)), mu_fwd = f_left(z_l), and a covariance
+    of its own.
     Edges of length 1 are the chain's blocks, longer ones have weights of their own. In the feedback
     the chain is held constant, as the correction of the method is. The exact posterior is of this
     form: K is then the Kalman gain.

@@ -138,7 +138,7 @@ class Batches:
                 "data.validation=0: the probe needs held-out samples; a share greater than 0"
             )
         part = held.take((torch.arange(self.batch) + k * self.batch) % len(held))
-        return self.data.inputs(part.x), part.y
+        return self.data.inputs(part.x), part.y.long()
 
     def evaluation(self, split: str, index: int) -> tuple[Tensor, Tensor]:
         """A batch to score: of a split, or (`split="step"`) the training batch of a step."""
