@@ -3,6 +3,7 @@
     python -m treeprop_ray.train … probe.every=500            # rows while the run goes
     python -m treeprop_ray.probe run=results/runs/<name>      # a row for its last checkpoint
     python -m treeprop_ray.probe run=results/runs/<name> checkpoint=all batches=8 draws=64
+    python -m treeprop_ray.probe mode=table run=[results/runs/a,results/runs/b]   # results/probe.md
 
 Rows go to probe.csv in the run folder, figures to figures/; probe_row.py says what the columns
 mean. The gradient of the deployed chain is taken by backpropagation, the update by a training step
@@ -74,7 +75,13 @@ class Prober:
 class ProbeSettings:
     """Settings of the probe command."""
 
-    run: str = opt("", "run folder, e.g. results/runs/<name>")
+    run: Any = opt("", "run folder, e.g. results/runs/<name>; mode=table: also a list of them")
+    mode: str = opt(
+        "measure",
+        "measure a checkpoint, or write the rows of finished runs to <out>/probe.md",
+        choices=["measure", "table"],
+    )
+    out: str = opt("results", "mode=table: folder of the table")
     checkpoint: str = opt("last", "last, best, a step number, or all that are kept")
     batches: int = opt(4, "held-out batches, of the run's batch size", low=1, high=1024)
     draws: int = opt(16, "draws from q per sample for the bound F; 0 = leave it out", low=0)
@@ -85,6 +92,10 @@ class ProbeSettings:
 def load(words: Sequence[str]) -> ProbeSettings:
     """Settings from command-line words."""
     settings: ProbeSettings = config.merge(ProbeSettings, ("", config.parse_overrides(words)))
+    several = isinstance(settings.run, list)
+    if several and settings.mode != "table":
+        raise UserError(f"run={settings.run}: mode=measure takes one run folder")
+    settings.run = [str(r) for r in settings.run] if several else str(settings.run or "")
     return settings
 
 
@@ -95,6 +106,14 @@ def run(settings: ProbeSettings) -> None:
     from treeprop_ray.runfiles import pick_checkpoint, run_settings
     from treeprop_ray.train import build_engine
 
+    if settings.mode == "table":
+        from treeprop_ray import probe_table
+
+        runs = settings.run if isinstance(settings.run, list) else [settings.run]
+        for run_ in runs:
+            run_settings(run_)
+        print(f"table: {probe_table.write(runs, settings.out)}")
+        return
     of_run = run_settings(settings.run)
     if of_run.method != "tree" or config.recurrent(of_run):
         kind = f"method={of_run.method} model.name={of_run.model.name}"
