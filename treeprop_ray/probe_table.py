@@ -27,13 +27,13 @@ def write(runs: Sequence[str], out: str) -> Path:
     lines = [
         "# The probe on real runs",
         "",
-        "Rows are measured during training on held-out batches, without changing the run. `cosine`: "
-        "between the true gradient g of the deployed chain (backpropagation) and the TreeProp update "
-        "g_hat, over the chain's parameters; `norm_*`: |g|, |g_hat|, |b| with b = g_hat - g; `kl`: "
-        "divergence of the states' factors from the chain's transitions, summed over the states; "
-        "`F`, `nll`, `gap`: the bound, -log p(y|x) by importance sampling, their difference; `leak`: "
-        "cross-entropy of the clean spine path minus that of the tree, at the finest spine node. "
-        "Nats per label. `treeprop_ray/probe_row.py` defines every column.",
+        "Rows are measured during training on held-out batches, without changing the run. "
+        "`cosine`: between the true gradient g of the deployed chain (backpropagation) and the "
+        "TreeProp update g_hat, over the chain's parameters; `norm_*`: |g|, |g_hat|, |b| with "
+        "b = g_hat - g; `kl`: divergence of the states' factors from the chain's transitions, "
+        "summed over the states; `F`, `nll`, `gap`: the bound, -log p(y|x) by importance sampling, "
+        "their difference; `leak`: cross-entropy of the clean spine path minus that of the tree, at "
+        "the finest spine node. Nats per label. `treeprop_ray/probe_row.py` defines every column.",
         "",
         *sections,
         f"This file: `python -m treeprop_ray.probe mode=table run=[{','.join(runs)}] out={out}`",
