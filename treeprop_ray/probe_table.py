@@ -32,7 +32,7 @@ def write(runs: Sequence[str], out: str) -> Path:
         "TreeProp update g_hat, over the chain's parameters; `norm_*`: |g|, |g_hat|, |b| with "
         "b = g_hat - g; `kl`: divergence of the states' factors from the chain's transitions, "
         "summed over the states; `F`, `nll`, `gap`: the bound, -log p(y|x) by importance sampling, "
-        "their difference; `leak`: cross-entropy of the clean spine path minus that of the tree, at "
+        "their difference; `leak`: cross-entropy of the clean spine path minus that of the tree at "
         "the finest spine node. Nats per label. `treeprop_ray/probe_row.py` defines every column.",
         "",
         *sections,
