@@ -71,7 +71,7 @@ def tree_loss(
     ax.set_yticks(range(1, tree.depth + 1))
     ax.set_title(title)
     fig.colorbar(points, ax=ax)
-    save(fig, target)
+    _save(fig, target)
 
 
 def depth_loss(steps: pd.DataFrame, depths: list[int], target: Path) -> None:
@@ -82,7 +82,7 @@ def depth_loss(steps: pd.DataFrame, depths: list[int], target: Path) -> None:
     ax.set(xlabel="step", ylabel="loss", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend()
-    save(fig, target)
+    _save(fig, target)
 
 
 def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
@@ -93,7 +93,7 @@ def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
     ax.set(xlabel="epoch", ylabel="validation accuracy (%)")
     ax.grid(alpha=0.3)
     ax.legend()
-    save(fig, target)
+    _save(fig, target)
 
 
 def adaptive(
@@ -115,7 +115,7 @@ def adaptive(
     ax.set(xlabel="blocks run per sample (mean)", ylabel=f"{split} accuracy (%)")
     ax.grid(alpha=0.3)
     ax.legend()
-    save(fig, target)
+    _save(fig, target)
 
 
 def schedule(tree: Tree, rule: Rule) -> plt.Figure:
@@ -155,8 +155,7 @@ def schedule(tree: Tree, rule: Rule) -> plt.Figure:
     return fig
 
 
-def save(fig: plt.Figure, target: Path) -> None:
-    """Write a figure and free it."""
+def _save(fig: plt.Figure, target: Path) -> None:
     fig.tight_layout()
     fig.savefig(target, dpi=120)
     plt.close(fig)

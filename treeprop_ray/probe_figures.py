@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from treeprop_ray.figures import plt, save, tree_loss
+from treeprop_ray.figures import _save, plt, tree_loss
 from treeprop_ray.network import STEM, edge_name
 from treeprop_ray.tree import Tree
 
@@ -48,7 +48,7 @@ def alignment(rows: pd.DataFrame, target: Path) -> None:
     right.legend(fontsize=8)
     for ax in (left, right):
         ax.grid(alpha=0.3)
-    save(fig, target)
+    _save(fig, target)
 
 
 def blocks(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
@@ -63,7 +63,7 @@ def blocks(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
     ax.set_xticks(list(shown), [str(int(rows.step.iloc[i])) for i in shown])
     ax.set(xlabel="step", ylabel="chain block", title="cosine per block")
     fig.colorbar(image, ax=ax)
-    save(fig, target)
+    _save(fig, target)
 
 
 def kl_states(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
@@ -80,7 +80,7 @@ def kl_states(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
     ax.set_title("KL of each state's factor to the chain's transition")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=7)
-    save(fig, target)
+    _save(fig, target)
 
 
 def leak(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
@@ -93,7 +93,7 @@ def leak(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
     ax.set(xlabel="step", ylabel="clean CE - tree CE (nats)", title="label leak per spine level")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8)
-    save(fig, target)
+    _save(fig, target)
 
 
 def bound(rows: pd.DataFrame, target: Path) -> None:
@@ -108,4 +108,4 @@ def bound(rows: pd.DataFrame, target: Path) -> None:
     ax.set(xlabel="step", ylabel="nats per label", title="the variational bound", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8)
-    save(fig, target)
+    _save(fig, target)
