@@ -25,6 +25,7 @@ pre { background: #f4f4f4; padding: .7rem; overflow-x: auto; font-size: 13px; }
 figure { margin: 1.2rem 0; } figcaption { color: #555; font-size: 14px; } img { max-width: 100%; }
 """
 
+DRAWN = 40  # largest N whose schedule is still legible
 # file in figures/ -> what a reader should see in it
 FIGURES = {
     "path_accuracy": "Accuracy of every path on the validation split, after each epoch.",
@@ -70,7 +71,7 @@ def html_of(settings: Settings, folder: Path) -> str:
         accuracy(summary),
         *probe_section(folder),
         "<h2>Figures</h2>",
-        *figures(settings, folder),
+        *figures(settings, summary, folder),
         "<h2>How to reproduce it</h2>",
         reproduce(settings, summary),
         "<h2>Settings</h2>",
@@ -104,14 +105,14 @@ def accuracy(summary: dict[str, Any] | None) -> str:
     if summary is None:
         return "<p>The run is not finished; see the figure of validation accuracies.</p>"
     splits = list(summary["final"])
-    head = ["path", *(f"{s} accuracy" for s in splits), *(f"{s} loss" for s in splits)]
+    paths = summary["final"][splits[0]]
+    kinds = sorted(next(iter(paths.values())))  # accuracy, loss, and what else a model is scored by
+    head = ["path", *(f"{split} {kind}" for kind in kinds for split in splits)]
     rows = []
-    for path in summary["final"][splits[0]]:
-        cells = [summary["final"][s][path] for s in splits]
-        rows.append(
-            [path, *(f"{100 * c['accuracy']:.2f} %" for c in cells)]
-            + [f"{c['loss']:.4f}" for c in cells]
-        )
+    for path in paths:
+        cells = [(kind, summary["final"][split][path][kind]) for kind in kinds for split in splits]
+        shown = [f"{100 * v:.2f} %" if kind == "accuracy" else f"{v:.4f}" for kind, v in cells]
+        rows.append([path, *shown])
     return table(head, rows)
 
 
@@ -136,11 +137,12 @@ def probe_section(folder: Path) -> list[str]:
     return ["<h2>Does the update point downhill?</h2>", table(head, lines)]
 
 
-def figures(settings: Settings, folder: Path) -> list[str]:
+def figures(settings: Settings, summary: dict[str, Any] | None, folder: Path) -> list[str]:
     """The figures of the run folder, and the schedule where no actors were timed."""
     found = {p.stem: p.read_bytes() for p in (folder / "figures").glob("*.png")}
-    if "waves" not in found and settings.method == "tree" and not config.recurrent(settings):
-        found["schedule"] = schedule_picture(settings)
+    over_blocks = settings.method == "tree" and not config.recurrent(settings)
+    if "waves" not in found and over_blocks and summary and summary["N"] <= DRAWN:
+        found["schedule"] = schedule_picture(settings, summary["N"])
     known = [name for name in FIGURES if name in found]
     others = sorted(set(found) - set(known))
     return [figure(name, found[name], FIGURES.get(name, name)) for name in [*known, *others]]
@@ -155,7 +157,7 @@ def figure(name: str, png: bytes, caption: str) -> str:
     )
 
 
-def schedule_picture(settings: Settings) -> bytes:
+def schedule_picture(settings: Settings, N: int) -> bytes:
     """The waves of one step with an actor per node, as a PNG."""
     import io
 
@@ -163,9 +165,7 @@ def schedule_picture(settings: Settings) -> bytes:
     from treeprop_ray.rule import Rule
     from treeprop_ray.tree import Tree
 
-    tree = Tree(settings.model.blocks + 1, settings.split)
-    rule = Rule.of(settings, config.family_of(settings))
-    fig = schedule(tree, rule)
+    fig = schedule(Tree(N, settings.split), Rule.of(settings, config.family_of(settings)))
     out = io.BytesIO()
     fig.savefig(out, format="png", dpi=110)
     plt.close(fig)

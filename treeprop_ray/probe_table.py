@@ -79,12 +79,14 @@ def section(run: Path, summary: dict[str, Any], rows: pd.DataFrame, folder: Path
         for _, row in rows.iloc[keep].iterrows()
     ]
     final = summary["final"]["test"]
-    paths = ", ".join(f"{path} {100 * score['accuracy']:.2f} %" for path, score in final.items())
+    kind = "perplexity" if "perplexity" in final["full"] else "accuracy"
+    shown_as = "{:.2%}" if kind == "accuracy" else "{:.3f}"
+    paths = ", ".join(f"{path} {shown_as.format(v[kind])}" for path, v in final.items())
     hardware = f"{summary['hardware']['cores']} cores, {summary['hardware']['cpu']}"
     return "\n".join(
         [
             f"## {name}", "", verdict(rows), "", markdown(table), "",
-            f"All {len(rows)} rows: [probe/{name}.csv](probe/{name}.csv). Test accuracy: {paths}.",
+            f"All {len(rows)} rows: [probe/{name}.csv](probe/{name}.csv). Test {kind}: {paths}.",
             "", *pictures, "",
             f"Command: `{summary['command']}`  ",
             f"Commit {summary['commit']}, {summary['date']}, {hardware}, "
