@@ -104,6 +104,7 @@ def run(settings: ProbeSettings) -> None:
     from treeprop_ray import checkpoint, data
     from treeprop_ray.probe_figures import draw
     from treeprop_ray.runfiles import pick_checkpoint, run_settings
+    from treeprop_ray.runs import checkpoints_of
     from treeprop_ray.train import build_engine
 
     if settings.mode == "table":
@@ -119,12 +120,10 @@ def run(settings: ProbeSettings) -> None:
         kind = f"method={of_run.method} model.name={of_run.model.name}"
         raise UserError(f"run={settings.run}: has {kind}; the probe is for method=tree over blocks")
     folder = Path(settings.run)
-    every = settings.checkpoint == "all"
-    names = [str(int(p.name[5:])) for p in checkpoint.steps(folder / "checkpoints")]
-    found = [
-        pick_checkpoint(settings.run, name)
-        for name in (names if every and names else ["last" if every else settings.checkpoint])
-    ]
+    names = [settings.checkpoint]
+    if settings.checkpoint == "all":
+        names = [str(step) for step in checkpoint.steps(checkpoints_of(of_run, folder))] or ["last"]
+    found = [pick_checkpoint(settings.run, name) for name in names]
     of_run.data.root = settings.data_root or of_run.data.root
     of_run.engine = settings.engine
     engine = build_engine(of_run, data.load(of_run), total_steps=1)
