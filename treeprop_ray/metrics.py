@@ -114,6 +114,10 @@ class Log:
         self._write(row)
         self._last = (time.perf_counter(), step)
 
+    def pause(self, seconds: float) -> None:
+        """Seconds that went into something else than steps."""
+        self._last = (self._last[0] + seconds, self._last[1])
+
     def _write(self, row: dict[str, Any]) -> None:
         self.file.write(row)
         for key, value in row.items():

@@ -130,6 +130,15 @@ class Weights:
 
 
 @dataclass
+class Probe:
+    """Measurements on held-out batches during a run; the run goes on as if they were not there."""
+
+    every: int = opt(0, "steps between probes (rows of probe.csv); 0 = none", low=0)
+    batches: int = opt(4, "held-out batches of a probe, of the size batch", low=1, high=1024)
+    draws: int = opt(16, "draws from q per sample for the bound F; 0 = leave it out", low=0)
+
+
+@dataclass
 class Settings:
     """All settings of a run."""
 
@@ -237,6 +246,7 @@ class Settings:
     model: Model = group(Model, "the network")
     data: Data = group(Data, "the data")
     time: Time = group(Time, "recurrent networks")
+    probe: Probe = group(Probe, "alignment with backpropagation, KLs, bound, label leak")
     cff: Cff = group(Cff, "contrastive forward-forward")
 
     log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
@@ -258,5 +268,5 @@ RESUMABLE = {
     "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
     "snapshot_every", "max_failures", "wave_timeout", "storage", "recompute",
-    "ray.address", "ray.num_cpus", "ray.dashboard",
+    "ray.address", "ray.num_cpus", "ray.dashboard", "probe.every", "probe.batches", "probe.draws",
 }  # fmt: skip

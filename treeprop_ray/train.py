@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from treeprop_ray.engine.base import Engine, Score
     from treeprop_ray.metrics import Log
     from treeprop_ray.outline import Outline
+    from treeprop_ray.probe import Prober
     from treeprop_ray.tree import Tree
 
 
@@ -61,11 +62,13 @@ class Trainer:
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
         self.wall = 0.0
         self.start = 0
+        self.prober: Prober | None = None
         self.saved = ""  # the last checkpoint
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
         from treeprop_ray import checkpoint
+        from treeprop_ray.probe import Prober
         from treeprop_ray.progress import Bar
 
         self.engine = build_engine(self.settings, self.data, self.total_steps)
@@ -77,6 +80,10 @@ class Trainer:
             self.outline = outline_of(self.settings, self.engine.tree)
             self.paths = self.outline.paths
             self.log = self._make_log()
+            if self.settings.probe.every:
+                self.prober = Prober(self.settings, self.folder.path, self.engine, self.start)
+                if self.start == 0:
+                    self.log.pause(self.prober.at(0, 0))
             began = time.perf_counter()
             with Bar(self.folder.name, self.total_steps, self.start) as bar:
                 for step in range(self.start, self.total_steps):
@@ -134,6 +141,8 @@ class Trainer:
                 f"epoch {epoch}/{s.epochs}  loss {self.log.loss:.4f}  {brief(shown)}",
                 f"loss {self.log.loss:.3f}  val {'/'.join(shown.values())}",
             )
+        if self.prober:
+            self.log.pause(self.prober.at(done, epoch, last=done == self.total_steps))
         bar.advance()
         if saves or done == self.total_steps:
             self._save(done, epoch, scores, self.wall + time.perf_counter() - began)
@@ -192,6 +201,8 @@ class Trainer:
         self.folder.write_summary(summary)
         self.log.close()
         figures.run_figures(self.folder.path, self.outline)
+        if self.prober:
+            self.prober.close()
         spans = self.engine.spans()
         if spans:
             timeline.write_timeline(spans, self.folder.path / "timeline.json")
