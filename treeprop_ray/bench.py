@@ -4,6 +4,8 @@
     python -m treeprop_ray.bench step engine=ray        # two actors against one process
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
+    python -m treeprop_ray.bench gpt steps=3            # GPT-2 small: peak memory, bytes per step
+    python -m treeprop_ray.bench generate run=results/runs/<name>   # drafts against plain decoding
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """
@@ -23,12 +25,17 @@ class BenchSettings:
     """Settings of the bench command."""
 
     bench: str = opt(
-        "step", "which benchmark (the first word of the command)", choices=["step", "span", "tt"]
+        "step",
+        "which benchmark (the first word of the command)",
+        choices=["step", "span", "tt", "gpt", "generate"],
     )
     engine: str = opt("local", "step: one process or Ray actors", choices=["local", "ray"])
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
     depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
+    batch: int = opt(2, "gpt: windows in a batch", low=1)
+    length: int = opt(256, "gpt: tokens of a window", low=2, high=1024)
+    run: str = opt("", "generate: run folder of a language model")
     out: str = opt("results", "folder for the table")
 
 
@@ -49,6 +56,14 @@ def run(settings: BenchSettings) -> None:
         from treeprop_ray.benchmarks import tt
 
         tt.run(settings)
+    elif settings.bench == "gpt":
+        from treeprop_ray.benchmarks import gpt
+
+        gpt.run(settings)
+    elif settings.bench == "generate":
+        from treeprop_ray.benchmarks import generate
+
+        generate.run(settings)
     elif settings.engine == "ray":
         from treeprop_ray.benchmarks import step_ray
 

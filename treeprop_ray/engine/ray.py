@@ -25,7 +25,6 @@ from treeprop_ray.engine.job import (
     parts_from_settings,
 )
 from treeprop_ray.errors import ActorLost, TrainingError
-from treeprop_ray.network import STEM
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.placement import Plan, plan
 from treeprop_ray.rule import Rule
@@ -270,14 +269,13 @@ def build(settings: Settings, data: DataSet, total_steps: int) -> RayEngine:
     shape = data.shape
     print_ = blueprint(settings, shape)
     tree = Tree(print_.N, settings.split)
-    stem = print_.build(STEM, settings.seed)
     job = Job(
         tree=tree,
         rule=Rule.of(settings, print_.family, data.labels_per_sample),
         optimizer=OptimizerRule.of(settings, total_steps),
         parts=partial(parts_from_settings, settings, shape),
         batches=partial(batches_from_settings, settings),
-        stem_trains=any(p.requires_grad for p in stem.parameters()),
+        stem_trains=print_.stem_trains,
         batch=settings.batch,
         splits=data.batch_counts,
     )
