@@ -60,6 +60,7 @@ class Trainer:
         self.per_epoch = Batches(self.data, settings.batch, settings.seed).per_epoch
         self.total_steps = min(settings.steps or sys.maxsize, settings.epochs * self.per_epoch)
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
+        self.validation: Mapping[str, Score] = {}  # scores after the last step
         self.wall = 0.0
         self.start = 0
         self.prober: Prober | None = None
@@ -134,7 +135,7 @@ class Trainer:
             self.log.step(done, epoch, self.engine.reports(), clean)
         scores: Mapping[str, Score] = {}
         if ends_epoch and (epoch % s.eval_every == 0 or done == self.total_steps):
-            scores = self.engine.score(self.paths, "validation")
+            self.validation = scores = self.engine.score(self.paths, "validation")
             self.log.epoch(done, epoch, scores)
             shown = {name: self.outline.show(v).strip() for name, v in scores.items()}
             bar.line(
@@ -168,7 +169,9 @@ class Trainer:
         from treeprop_ray import figures, timeline
 
         s = self.settings
-        scores = {split: self.engine.score(self.paths, split) for split in ("validation", "test")}
+        if not self.validation:  # a finished run whose summary was lost
+            self.validation = self.engine.score(self.paths, "validation")
+        scores = {"validation": self.validation, "test": self.engine.score(self.paths, "test")}
         table = table_of(self.outline, self.paths, scores)
         weights, _ = self.engine.state()
         deployed = self.outline.deployed
