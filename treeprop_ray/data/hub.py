@@ -34,7 +34,8 @@ def cache_folder(repo: str, split: str, root: str | None) -> Path:
     return base / repo / f"{split}-{digest}"
 
 
-def _hub_reachable() -> bool:
+def hub_reachable() -> bool:
+    """Whether the Hugging Face hub's name can be looked up."""
     host = urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:
         return bool(socket.getaddrinfo(host, 443))
@@ -44,7 +45,7 @@ def _hub_reachable() -> bool:
 
 def load_split(repo: str, split: str, root: str | None, config: str | None = None) -> Any:
     """A split as a `datasets.Dataset`, from the local root if it has the set, else the network."""
-    if not _hub_reachable():
+    if not hub_reachable():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import: no minute of retries
     import datasets
 
