@@ -4,6 +4,7 @@
     python -m treeprop_ray.bench step engine=ray        # two actors against one process
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
+    python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """
@@ -23,7 +24,9 @@ class BenchSettings:
     """Settings of the bench command."""
 
     bench: str = opt(
-        "step", "which benchmark (the first word of the command)", choices=["step", "span", "tt"]
+        "step",
+        "which benchmark (the first word of the command)",
+        choices=["step", "span", "tt", "plan"],
     )
     engine: str = opt("local", "step: one process or Ray actors", choices=["local", "ray"])
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
@@ -45,6 +48,10 @@ def run(settings: BenchSettings) -> None:
         from treeprop_ray.benchmarks import span
 
         span.run(settings)
+    elif settings.bench == "plan":
+        from treeprop_ray.benchmarks import plan
+
+        plan.run(settings)
     elif settings.bench == "tt":
         from treeprop_ray.benchmarks import tt
 
