@@ -10,6 +10,7 @@
     python -m treeprop_ray.bench accounting             # work, memory and bytes of every method
     python -m treeprop_ray.bench gpt steps=3            # GPT-2 small: peak memory, bytes per step
     python -m treeprop_ray.bench generate run=results/runs/<name>   # drafts against plain decoding
+    python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """
@@ -24,7 +25,6 @@ from importlib import import_module
 from treeprop_ray import cli, config
 from treeprop_ray.config import opt
 
-
 MODULES = {  # benchmark -> its module in treeprop_ray/benchmarks
     "step": "step_local",
     "span": "span",
@@ -35,6 +35,7 @@ MODULES = {  # benchmark -> its module in treeprop_ray/benchmarks
     "accounting": "accounting",
     "gpt": "gpt",
     "generate": "generate",
+    "plan": "plan",
 }
 
 
