@@ -27,7 +27,7 @@ from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.base import Score, Span, State, StepReport
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.placement import Plan, check_fits, resources
+from treeprop_ray.placement import Cluster, Plan, check_fits, resources
 from treeprop_ray.rule import Piece
 from treeprop_ray.schedule import Call, Layout, Op
 from treeprop_ray.through_time.engine import Owner, optimizer_rule, time_rule
@@ -232,17 +232,23 @@ class TimeRayEngine:
             runtime.stop()
 
 
+def plan_time(settings: Settings, cluster: Cluster) -> Plan:
+    """One actor per depth and one boundary; UserError when they can never fit."""
+    run = run_name(settings)
+    names = (f"{run}/boundary", *(f"{run}/depth-{d}" for d in range(settings.time.depth)))
+    cpus, gpus = resources(settings, len(names), cluster)
+    layout = Layout({d: 1 + d for d in range(settings.time.depth)})
+    device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
+    made = Plan(layout, names, cpus, gpus, settings.strategy, device)
+    check_fits(made, cluster)
+    return made
+
+
 def build(settings: Settings, data: DataSet, total_steps: int) -> TimeRayEngine:
     """Start or join Ray and make one actor per depth and one boundary."""
     owns = runtime.start(settings.ray)
     try:
-        cluster, run = runtime.cluster(), run_name(settings)
-        names = (f"{run}/boundary", *(f"{run}/depth-{d}" for d in range(settings.time.depth)))
-        cpus, gpus = resources(settings, len(names), cluster)
-        layout = Layout({d: 1 + d for d in range(settings.time.depth)})
-        device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
-        made = Plan(layout, names, cpus, gpus, settings.strategy, device)
-        check_fits(made, cluster)
+        made = plan_time(settings, runtime.cluster())
         rule = optimizer_rule(settings, total_steps)
         job = TimeJob(settings, data.shape, rule, made.device)
         return TimeRayEngine(job, made, data.batch_counts, owns)

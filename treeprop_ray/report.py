@@ -1,0 +1,87 @@
+"""Write the tables of sweeps, and the index of all results.
+
+    python -m treeprop_ray.report                     # every sweep's table, and results/README.md
+    python -m treeprop_ray.report sweep=alpha_beta    # one sweep's
+    python -m treeprop_ray.report sweep=alpha_beta-mnist_d3
+
+A table is made from the run folders in `storage` and from the rows stored in <out>/<sweep>.csv, one
+per run; where the run folders are gone, the CSV alone gives the same table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from treeprop_ray import cli, config
+from treeprop_ray.config import opt
+from treeprop_ray.errors import UserError
+
+
+@dataclass
+class ReportSettings:
+    """Settings of the report command."""
+
+    sweep: str = opt("", "name of a sweep's table, e.g. alpha_beta; default: all")
+    storage: str = opt("results/runs", "folder of the run folders")
+    out: str = opt("results", "folder of tables and figures")
+
+
+def load(words: Sequence[str]) -> ReportSettings:
+    """Settings from command-line words."""
+    settings: ReportSettings = config.merge(ReportSettings, ("", config.parse_overrides(words)))
+    return settings
+
+
+def write_sweep(name: str, commands: Sequence[str], storage: str, out: Path) -> str:
+    """Write <name>.csv, .md and .png and the index; returns the tables as text."""
+    from treeprop_ray.sweep import rows, table
+    from treeprop_ray.sweep.figure import draw
+    from treeprop_ray.sweep.index import write_index
+    from treeprop_ray.tune import sweep_of_command
+
+    found = []
+    for command in dict.fromkeys([*commands, *rows.command_log(Path(storage) / name)]):
+        found += rows.rows_of(sweep_of_command(command, storage))
+    stored = out / f"{name}.csv"
+    together = rows.merge(rows.read_rows(stored), found)
+    if not together:
+        raise UserError(
+            f"sweep={name}: no run has come to an end in {storage}/{name}, and there is no {stored}"
+        )
+    made = table.sections(together, sweep_of_command)
+    out.mkdir(parents=True, exist_ok=True)
+    rows.write_rows(stored, together)
+    (out / f"{name}.md").write_text(table.report_of(name, made))
+    draw(made, out / f"{name}.png")
+    write_index(out)
+    tables = "\n\n".join(table.table_of(section) for section in made)
+    return f"{tables}\ntable: {out / name}.md"
+
+
+def run(settings: ReportSettings) -> None:
+    """The report command."""
+    from treeprop_ray.sweep import rows
+    from treeprop_ray.sweep.index import sweep_tables, write_index
+
+    out = Path(settings.out)
+    if settings.sweep:
+        print(write_sweep(settings.sweep, [], settings.storage, out))
+        return
+    logs = {p.parent.name for p in Path(settings.storage).glob("*/commands.json")}
+    for name in sorted(logs | set(sweep_tables(out))):
+        if rows.read_rows(out / f"{name}.csv") or name in logs:
+            print(f"{write_sweep(name, [], settings.storage, out)}\n")
+    write_index(out)
+    print(f"index: {out / 'README.md'}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m treeprop_ray.report`."""
+    return cli.main(__doc__ or "", ReportSettings, load, run, argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
