@@ -35,7 +35,7 @@ def load(words: Sequence[str]) -> ReportSettings:
     return settings
 
 
-def write_sweep(name: str, commands: Sequence[str], storage: str, out: Path) -> str:
+def write_sweep(name: str, storage: str, out: Path) -> str:
     """Write <name>.csv, .md and .png and the index; returns the tables as text."""
     from treeprop_ray.sweep import rows, table
     from treeprop_ray.sweep.figure import draw
@@ -43,7 +43,7 @@ def write_sweep(name: str, commands: Sequence[str], storage: str, out: Path) -> 
     from treeprop_ray.tune import sweep_of_command
 
     found = []
-    for command in dict.fromkeys([*commands, *rows.command_log(Path(storage) / name)]):
+    for command in rows.command_log(Path(storage) / name):  # the newest has the last word
         found += rows.rows_of(sweep_of_command(command, storage))
     stored = out / f"{name}.csv"
     together = rows.merge(rows.read_rows(stored), found)
@@ -68,12 +68,12 @@ def run(settings: ReportSettings) -> None:
 
     out = Path(settings.out)
     if settings.sweep:
-        print(write_sweep(settings.sweep, [], settings.storage, out))
+        print(write_sweep(settings.sweep, settings.storage, out))
         return
     logs = {p.parent.name for p in Path(settings.storage).glob("*/commands.json")}
     for name in sorted(logs | set(sweep_tables(out))):
         if rows.read_rows(out / f"{name}.csv") or name in logs:
-            print(f"{write_sweep(name, [], settings.storage, out)}\n")
+            print(f"{write_sweep(name, settings.storage, out)}\n")
     write_index(out)
     print(f"index: {out / 'README.md'}")
 

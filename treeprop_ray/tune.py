@@ -94,17 +94,14 @@ def sweep_of_command(command: str, storage: str = "results/runs") -> Sweep:
 
 def run(settings: TuneSettings) -> int:
     """The tune command."""
-    from treeprop_ray.sweep.rows import log_command
+    from treeprop_ray.report import write_sweep
     from treeprop_ray.sweep.runner import run_sweep
 
     sweep = sweep_of(settings)
     list(sweep.trials())  # a setting that makes no sense is found before anything is written
     cli.quiet()
     failed = run_sweep(settings, sweep)
-    log_command(sweep.folder, sweep.command)
-    from treeprop_ray.report import write_sweep
-
-    print(write_sweep(sweep.name, [sweep.command], settings.storage, Path(settings.out)))
+    print(write_sweep(sweep.name, settings.storage, Path(settings.out)))
     if failed:
         print(f"{len(failed)} trials failed; the same command tries them again", file=sys.stderr)
         return cli.FAILED

@@ -26,7 +26,12 @@ def sweep_tables(out: Path) -> list[str]:
 
 
 def write_index(out: Path) -> None:
-    """Write the index of all pages in a folder of results."""
+    """Write README.md of a folder of results."""
+    (out / "README.md").write_text(index_of(out))
+
+
+def index_of(out: Path) -> str:
+    """The index of all pages in a folder of results."""
     sweeps = sweep_tables(out)
     pages = sorted(p for p in out.glob("*.md") if p.name != "README.md")
     lines = [HEAD, "## Sweeps", "", "| table | what | runs | command |", "|---|---|---|---|"]
@@ -41,7 +46,7 @@ def write_index(out: Path) -> None:
             lines.append(f"| {name} | {load_space(name).title} | not run | `{command}` |")
     lines += ["", "## Other measurements", "", "| page | what | command |", "|---|---|---|"]
     lines += [_line(page, "") for page in pages if page.stem not in sweeps]
-    (out / "README.md").write_text("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def _line(page: Path, middle: str) -> str:

@@ -18,6 +18,7 @@ from treeprop_ray.errors import TrainingError, UserError
 from treeprop_ray.placement import Cluster
 from treeprop_ray.sweep.plan import FINISHED, STOPPED, Sweep, Trial, past_trials, read_json
 from treeprop_ray.sweep.resources import need, pin
+from treeprop_ray.sweep.rows import log_command
 from treeprop_ray.sweep.view import View
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ def _listed(
     every = list(sweep.trials())
     for trial in todo:
         need(trial.settings, cluster)  # raises before anything starts
+    log_command(sweep.folder, sweep.command)
     if not todo:
         print(f"all {len(every)} trials are finished")
         return []
@@ -181,7 +183,8 @@ def _optuna(
     """First what was cut short, then new suggestions that know all finished trials."""
     from treeprop_ray.sweep.search import Listed, optuna_search
 
-    past = list(past_trials(sweep))
+    log_command(sweep.folder, sweep.command)
+    past = past_trials(sweep)
     cut = [t for t in past if t.state() not in (FINISHED, STOPPED)]
     failed: list[str] = []
     view = View(sweep.name, settings.samples, len(past) - len(cut), sweep.space.metric)
