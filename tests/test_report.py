@@ -34,15 +34,15 @@ REPORT = """\
 
 ## 2 epochs, base digits
 
-| alpha | beta=0                | beta=0.5     | paper, beta=0.5 |
-|-------|-----------------------|--------------|-----------------|
-| 0     | -                     | 11.00 ± 1.41 | 13.38 ± 0.18    |
-| 1     | 90.00 (1 of 2 seeds)  | not run      | 88.5            |
+| alpha | beta=0               | beta=0.5     | paper, beta=0.5 |
+|-------|----------------------|--------------|-----------------|
+| 0     | -                    | 11.00 ± 1.41 | 13.38 ± 0.18    |
+| 1     | 90.00 (1 of 2 seeds) | not run      | 88.5            |
 
 test accuracy (%) of full; mean ± sample standard deviation over seeds 1, 2. 3 of 6 runs.  
 Paper: another network. Other data and network than ours: compare the pattern.  
 Data: digits. Training time of all runs together 0:06.  
-Commit abc, 2026-01-02T03:04 UTC, 2 cores, a CPU, torch 1, ray 2.  
+Commit abc, 2026-01-02 03:04 UTC, 2 cores, a CPU, torch 1, ray 2.  
 Command: `python -m treeprop_ray.tune sweep={sweep}`  
 
 ![A small sweep](small.png)

@@ -24,7 +24,7 @@ from treeprop_ray.sweep.plan import resolve
 from treeprop_ray.sweep.resources import need, pin, side_by_side
 from treeprop_ray.sweep.rows import read_rows
 from treeprop_ray.sweep.search import draw_points
-from treeprop_ray.sweep.space import load_space, shipped
+from treeprop_ray.sweep.space import grid_points, load_space, shipped
 from treeprop_ray.sweep.view import View
 
 Command = Callable[..., Result]
@@ -51,6 +51,15 @@ bases: {digits: {settings: {model.blocks: 2, model.hidden: 8, model.activation: 
 space: {lr: [0.01, 0.02]}
 seeds: [1]
 """
+
+
+def skip_unmerged(name: str) -> None:
+    """lm_grid needs the language models, mnist_table method=cff."""
+    methods = next(f for k, f, _ in config.walk(config.Settings()) if k == "method")
+    if name == "lm_grid" and not (config.EXPERIMENTS / "text_small.yaml").is_file():
+        pytest.skip("no experiment text_small yet")
+    if name == "mnist_table" and "cff" not in methods.metadata["choices"]:
+        pytest.skip("no method=cff yet")
 
 
 @pytest.fixture
@@ -81,6 +90,7 @@ def test_every_shipped_space_is_counted_here() -> None:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_shipped_space_expands_to_valid_trials(name: str, tmp_path: Path) -> None:
+    skip_unmerged(name)
     sweep = resolve(name, "", [], None, str(tmp_path))
     trials = list(sweep.trials())
     assert len(trials) == COUNTS[name] == len({t.settings.name for t in trials})
@@ -95,6 +105,7 @@ def test_a_shipped_space_expands_to_valid_trials(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_bases_a_space_names_exist_and_fit_it(name: str, tmp_path: Path) -> None:
+    skip_unmerged(name)
     space = load_space(name)
     for base in {*space.bases, *(p.base for p in space.paper if p.base)}:
         sweep = resolve(name, base, [], None, str(tmp_path))
@@ -104,7 +115,7 @@ def test_the_bases_a_space_names_exist_and_fit_it(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_alpha_and_beta_are_never_both_zero(name: str) -> None:
-    for point in resolve(name, "", [], None, "runs").all_points():
+    for point in grid_points(load_space(name)):
         assert not (point.get("alpha") == 0 and point.get("beta") == 0)
 
 

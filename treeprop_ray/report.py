@@ -51,9 +51,9 @@ def write_sweep(name: str, storage: str, out: Path) -> str:
         raise UserError(
             f"sweep={name}: no run has come to an end in {storage}/{name}, and there is no {stored}"
         )
-    made = table.sections(together, sweep_of_command)
     out.mkdir(parents=True, exist_ok=True)
     rows.write_rows(stored, together)
+    made = table.sections(rows.read_rows(stored), sweep_of_command)
     (out / f"{name}.md").write_text(table.report_of(name, made))
     draw(made, out / f"{name}.png")
     write_index(out)

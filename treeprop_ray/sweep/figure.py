@@ -34,38 +34,38 @@ def draw(made: Sequence[Section], target: Path) -> bool:
     return True
 
 
-def _points(section: Section, wanted: Figure) -> dict[tuple[Any, Any], list[float]]:
-    """(x, series or y) -> figures of all runs there; other axes and seeds are put together."""
-    other = wanted.y or wanted.series
-    found: dict[tuple[Any, Any], list[float]] = {}
+def _points(section: Section, wanted: Figure) -> dict[tuple[Any, tuple[Any, ...]], list[float]]:
+    """(x, values of y or series) -> figures of all seeds there."""
+    others = [wanted.y] if wanted.y else list(wanted.series)
+    found: dict[tuple[Any, tuple[Any, ...]], list[float]] = {}
     for point, _ in section.expected:
         for label, metric in section.space.table.values.items():
-            if VALUE not in (wanted.x, other) and metric != section.space.metric:
+            if VALUE not in (wanted.x, *others) and metric != section.space.metric:
                 continue
             full = {**point, VALUE: label}
             factor = 100 if metric.endswith("/accuracy") else 1
             values = [factor * v for v in section.values(point, metric)]
-            key = (full[wanted.x], full[other] if other else "")
+            key = (full[wanted.x], tuple(full[k] for k in others))
             found.setdefault(key, []).extend(values)
     return found
 
 
-def _text(section: Section, key: str, value: Any) -> str:
-    return str(value) if key in (VALUE, "") else section.space.label(key, value)
+def _text(section: Section, keys: Sequence[str], values: Sequence[Any]) -> str:
+    pairs = zip(keys, values, strict=True)
+    return ", ".join(str(v) if k == VALUE else section.space.label(k, v) for k, v in pairs)
 
 
 def _what(section: Section, wanted: Figure) -> str:
     split, path, kind = section.space.metric.split("/")
     unit = " (%)" if kind == "accuracy" else ""
-    of = "" if VALUE in (wanted.x, wanted.y, wanted.series) else f" of {path}"
+    of = "" if VALUE in (wanted.x, wanted.y, *wanted.series) else f" of {path}"
     return f"{split} {kind}{unit}{of}"
 
 
 def _heatmap(ax: Any, section: Section, wanted: Figure) -> None:
     found = _points(section, wanted)
-    xs, ys = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
-    xs, ys = sorted(xs), sorted(ys)
-    means = [[_mean(found.get((x, y), [])) for x in xs] for y in ys]
+    xs, ys = sorted({x for x, _ in found}), sorted({y for _, (y,) in found})
+    means = [[_mean(found.get((x, (y,)), [])) for x in xs] for y in ys]
     image = ax.imshow(means, origin="lower", cmap="viridis", aspect="auto")
     low, high = image.get_clim()
     for i, row in enumerate(means):
@@ -109,7 +109,7 @@ def _bars(ax: Any, section: Section, wanted: Figure) -> None:
             [_mean(v) for v in values], width, yerr=[_spread(v) for v in values],
             capsize=2, label=_text(section, wanted.series, one),
         )  # fmt: skip
-    ax.set_xticks(range(len(xs)), [_text(section, wanted.x, x) for x in xs])
+    ax.set_xticks(range(len(xs)), [_text(section, [wanted.x], [x]) for x in xs])
     ax.set(ylabel=_what(section, wanted))
     ax.grid(alpha=0.3, axis="y")
     if wanted.series:

@@ -34,13 +34,19 @@ def flat(summary: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for split, by_path in summary["final"].items():
         for path, score in by_path.items():
-            for kind, value in score.items():
-                found[f"{split}/{path}/{kind}"] = value
-            found[f"{split}/{path}/perplexity"] = math.exp(min(score["loss"], 700.0))
+            found.update({f"{split}/{path}/{kind}": value for kind, value in score.items()})
     if summary.get("leak") is not None:
         found["leak"] = summary["leak"]
     found["parameters_deployed"] = summary["parameters_deployed"]
     return found
+
+
+def value_of(metric: str, figures: Mapping[str, Any]) -> float | None:
+    """A metric from a run's figures; perplexity comes from the loss."""
+    if metric.endswith("/perplexity") and metric not in figures:
+        loss = figures.get(metric.replace("/perplexity", "/loss"))
+        return None if loss is None else math.exp(min(float(loss), 700.0))
+    return float(figures[metric]) if metric in figures else None
 
 
 def figure(metric: str, value: float) -> str:
@@ -86,7 +92,7 @@ def row_of(trial: Trial, sweep: Sweep) -> Row | None:
         row["epochs"] = (read_json(trial.folder / "stopped.json") or {}).get("epoch", 0)
     else:
         row["error"] = trial.error_file.read_text()
-    return {k: str(v) for k, v in row.items()}
+    return {k: str(v) for k, v in row.items() if str(v)}
 
 
 def rows_of(sweep: Sweep) -> list[Row]:

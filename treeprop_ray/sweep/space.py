@@ -60,12 +60,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """heatmap: x, y; curve and bars: x, and a line or bar per value of `series`."""
+    """heatmap: x, y; curve and bars: x, and a line or bar for each setting of the axes `series`."""
 
     kind: str
     x: str
     y: str = ""
-    series: str = ""
+    series: Sequence[str] = ()
     scale: str = "linear"  # of x: linear, or symlog where 0 is among powers of ten
 
 
@@ -189,12 +189,7 @@ def parse(name: str, source: str, loaded: Mapping[Any, Any]) -> Space:
         raise bad(f"mode={mode}: one of max, min")
     seeds = check_seeds(f"{source}: seeds", loaded.get("seeds", [1]))
     table = _table(source, loaded.get("table") or {}, list(grids[0]), metric)
-    figure = None
-    if loaded.get("figure"):
-        _only(source, "figure.", loaded["figure"], {"kind", "x", "y", "series", "scale"})
-        figure = Figure(**loaded["figure"])
-        if figure.kind not in FIGURES:
-            raise bad(f"figure.kind={figure.kind}: one of {', '.join(FIGURES)}")
+    figure = _figure(source, loaded["figure"], list(grids[0])) if loaded.get("figure") else None
     papers = []
     for entry in loaded.get("paper") or ():
         _only(source, "paper.", entry, {"about", "base", "cells"})
@@ -241,6 +236,21 @@ def _table(source: str, given: Mapping[str, Any], axes: Sequence[str], metric: s
     if missing:
         raise UserError(f"{source}: table: {', '.join(missing)} is in neither rows nor columns")
     return Table(rows, columns, values)
+
+
+def _figure(source: str, given: Mapping[str, Any], axes: Sequence[str]) -> Figure:
+    _only(source, "figure.", given, {"kind", "x", "y", "series", "scale"})
+    series = given.get("series") or []
+    made = Figure(**{**given, "series": series if isinstance(series, list) else [series]})
+    if made.kind not in FIGURES:
+        raise UserError(f"{source}: figure.kind={made.kind}: one of {', '.join(FIGURES)}")
+    used = {made.x, made.y, *made.series} - {"", VALUE}
+    if used != set(axes):
+        raise UserError(
+            f"{source}: figure: x, y and series must be the axes {', '.join(axes)}; got "
+            f"{', '.join(sorted(used))}"
+        )
+    return made
 
 
 def _only(source: str, prefix: str, given: Any, known: set[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from treeprop_ray.benchmarks import markdown
 from treeprop_ray.sweep.plan import FAILED, FINISHED, STOPPED, Sweep
-from treeprop_ray.sweep.rows import Row, figure
+from treeprop_ray.sweep.rows import Row, figure, value_of
 from treeprop_ray.sweep.space import VALUE, Paper, Point, Space, same, show
 from treeprop_ray.sweep.view import clock
 
@@ -37,8 +37,9 @@ class Section:
 
     def values(self, point: Point, metric: str) -> list[float]:
         """The figures of a setting's finished runs, by seed."""
-        done = [r for r in self.at(point) if r["status"] == FINISHED and metric in r]
-        return [float(r[metric]) for r in sorted(done, key=lambda r: int(r["seed"]))]
+        done = [r for r in self.at(point) if r["status"] == FINISHED]
+        found = [value_of(metric, r) for r in sorted(done, key=lambda r: int(r["seed"]))]
+        return [v for v in found if v is not None]
 
     def cell(self, point: Point, metric: str) -> str:
         """Mean ± sample standard deviation; how many seeds, when some are missing."""
@@ -82,7 +83,14 @@ def sections(rows: Sequence[Row], resolve: Callable[[str], Sweep]) -> list[Secti
 def _points_of(rows: Sequence[Row], space: Space) -> list[Point]:
     """An open-ended search: the settings that were tried."""
     found = {tuple(row[k] for k in space.axes): None for row in rows}
-    return [dict(zip(space.axes, values, strict=True)) for values in found]
+    return [dict(zip(space.axes, map(_number, values), strict=True)) for values in found]
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def grid(section: Section) -> tuple[list[Key], list[Key], dict[tuple[Key, Key], tuple[Point, str]]]:
@@ -166,7 +174,7 @@ def _notes(section: Section) -> list[str]:
     space, finished = section.space, [r for r in section.rows if r["status"] == FINISHED]
     wanted = sum(len(seeds) for _, seeds in section.expected)
     seeds = sorted({s for _, wants in section.expected for s in wants})
-    metrics = ", ".join(_metric_text(m) for m in dict.fromkeys(space.table.values.values()))
+    metrics = _metrics_text(list(space.table.values.values()))
     spread = "mean ± sample standard deviation over seeds" if len(seeds) > 1 else "one run, seed"
     notes = [f"{metrics}; {spread} {', '.join(map(str, seeds))}. {len(finished)} of {wanted} runs."]
     paper = paper_of(section)
@@ -183,8 +191,8 @@ def _notes(section: Section) -> list[str]:
             notes.append(f"Failed: {row['run']}: {row['error']}.")
     if finished:
         seconds = sum(float(r["wall_seconds"]) for r in finished)
-        dates = sorted(r["date"] for r in finished)
-        when = dates[0][:16] + (f" to {dates[-1][:16]}" if dates[0] != dates[-1] else "")
+        dates = sorted(r["date"][:16].replace("T", " ") for r in finished)
+        when = " to ".join(dict.fromkeys([dates[0], dates[-1]]))
         commits = ", ".join(_distinct(section, "commit", FINISHED))
         hardware = " and ".join(
             dict.fromkeys(
@@ -211,6 +219,19 @@ def _metric_text(metric: str) -> str:
         return "leak: clean minus tree cross-entropy at the end" if metric == "leak" else metric
     unit = " (%)" if parts[2] == "accuracy" else ""
     return f"{parts[0]} {parts[2]}{unit} of {parts[1]}"
+
+
+def _metrics_text(metrics: Sequence[str]) -> str:
+    """All metrics of a table; paths of one kind are put together."""
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for metric in metrics:
+        split, path, kind = metric.split("/") if metric.count("/") == 2 else (metric, "", "")
+        kinds.setdefault((split, kind), []).append(path)
+    texts = []
+    for (split, kind), paths in kinds.items():
+        joined = ", ".join(paths)
+        texts.append(_metric_text(f"{split}/{joined}/{kind}" if kind else split))
+    return "; ".join(texts)
 
 
 def _best(section: Section) -> str:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from treeprop_ray.sweep.plan import Trial
-from treeprop_ray.sweep.rows import figure, flat
+from treeprop_ray.sweep.rows import figure, flat, value_of
 
 
 class View:
@@ -57,7 +57,7 @@ class View:
 
     def finished(self, trial: Trial, summary: Mapping[str, Any]) -> None:
         """A trial has its summary."""
-        value = flat(summary).get(self.metric)
+        value = value_of(self.metric, flat(summary))
         shown = figure(self.metric, value) if value is not None else "no such metric"
         self._end(trial, f"{self.metric} {shown}, {summary['wall_seconds']:.1f} s")
 
