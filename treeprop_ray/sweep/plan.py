@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -118,15 +118,9 @@ class Sweep:
             raise UserError(f"sweep={self.space.name} base={self.base}, {text}: {e}") from e
         settings = cast(Settings, made)
         settings.experiment = self.base
-        digest = config.run_name(settings)[-6:]
         short = [f"{k.rpartition('.')[2]}_{show(v)}" for k, v in point.items()]
-        science = {
-            k: v
-            for k, _, v in config.walk(settings)
-            if (k not in RESUMABLE or k in ("epochs", "steps")) and k not in point and k != "seed"
-        }
-        protocol = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:6]
-        settings.name = "-".join([*short, f"s{seed}", digest]).replace("/", "_")
+        protocol = digest(settings, leave_out={*point, "seed"})
+        settings.name = "-".join([*short, f"s{seed}", digest(settings)]).replace("/", "_")
         settings.out = str(self.folder)
         command = shlex.join(
             ["python", "-m", "treeprop_ray.train", f"experiment={self.base}", *words]
@@ -143,6 +137,20 @@ class Sweep:
         for seed in self.seeds:
             for point in points:
                 yield self.trial(point, seed)
+
+
+def digest(settings: Settings, leave_out: Collection[str] = ()) -> str:
+    """Names what is computed. Only settings that are not at their default count, so that a
+    setting which the program gains later changes no name."""
+    default = {k: v for k, _, v in config.walk(Settings())}
+    counted = {
+        k: show(v)
+        for k, _, v in config.walk(settings)
+        if (k not in RESUMABLE or k in ("epochs", "steps"))
+        and k not in leave_out
+        and v != default[k]
+    }
+    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:6]
 
 
 def resolve(
