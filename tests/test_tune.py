@@ -148,6 +148,14 @@ def test_a_key_of_the_space_takes_new_values() -> None:
     assert all(t.settings.epochs == 3 and t.settings.seed == 7 for t in trials)
 
 
+def test_grids_of_a_union_keep_their_own_values() -> None:
+    words = ["method=[tree]", "time.depth=[2,3]"]
+    points = resolve("tt_depth", "", words, None, "runs").all_points()
+    assert len(points) == 2 * 2 * 2 and {p["method"] for p in points} == {"tree"}
+    with pytest.raises(UserError, match="some of tree, bptt"):
+        resolve("tt_depth", "", ["method=[bp]"], None, "runs")
+
+
 def test_random_draws_are_the_same_every_time_and_respect_exclusions(tiny: Path) -> None:
     space = load_space("alpha_beta")
     assert draw_points(space, 5) == draw_points(space, 5) and len(draw_points(space, 50)) == 8

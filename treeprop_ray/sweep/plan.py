@@ -21,6 +21,7 @@ from treeprop_ray.config import Settings
 from treeprop_ray.errors import UserError
 from treeprop_ray.settings import RESUMABLE
 from treeprop_ray.sweep.space import (
+    Axis,
     Base,
     Point,
     Space,
@@ -172,12 +173,23 @@ def resolve(
         if key in TAKEN:
             raise UserError(f"{word}: not for a sweep; {TAKEN[key]}")
         if key in space.axes:
-            values = check_axis(key, _value(text))
-            grids = [{**grid, key: values} for grid in grids]
+            grids = _narrow(grids, key, check_axis(key, _value(text)))
         else:
             words[key] = text
     chosen = list(space.seeds) if seeds is None else check_seeds("seeds", seeds)
     return Sweep(replace(space, grids=grids), base, layer, words, chosen, storage, command)
+
+
+def _narrow(grids: list[dict[str, Axis]], key: str, values: Axis) -> list[dict[str, Axis]]:
+    """New values for an axis; where the grids of a union differ in it, each keeps its own."""
+    if all(grid[key] == grids[0][key] for grid in grids):
+        return [{**grid, key: values} for grid in grids]
+    wanted = {show(v) for v in values}
+    kept = [{**grid, key: [v for v in grid[key] if show(v) in wanted]} for grid in grids]
+    if not any(grid[key] for grid in kept):
+        have = ", ".join(show(v) for grid in grids for v in grid[key])
+        raise UserError(f"{key}={values}: some of {have}")
+    return [grid for grid in kept if grid[key]]
 
 
 def _value(text: str) -> Any:
