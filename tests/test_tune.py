@@ -95,7 +95,7 @@ def test_a_shipped_space_expands_to_valid_trials(name: str, tmp_path: Path) -> N
     trials = list(sweep.trials())
     assert len(trials) == COUNTS[name] == len({t.settings.name for t in trials})
     assert len({t.protocol for t in trials}) == 1
-    for trial in trials:
+    for trial in (trials[0], trials[-1]):
         alone = config.load(shlex.split(trial.command)[3:])
         assert not config.differences(alone, trial.settings)
         assert alone.epochs == trial.settings.epochs
