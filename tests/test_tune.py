@@ -53,15 +53,6 @@ seeds: [1]
 """
 
 
-def skip_unmerged(name: str) -> None:
-    """lm_grid needs the language models, mnist_table method=cff."""
-    methods = next(f for k, f, _ in config.walk(config.Settings()) if k == "method")
-    if name == "lm_grid" and not (config.EXPERIMENTS / "text_small.yaml").is_file():
-        pytest.skip("no experiment text_small yet")
-    if name == "mnist_table" and "cff" not in methods.metadata["choices"]:
-        pytest.skip("no method=cff yet")
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
@@ -90,7 +81,6 @@ def test_every_shipped_space_is_counted_here() -> None:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_shipped_space_expands_to_valid_trials(name: str, tmp_path: Path) -> None:
-    skip_unmerged(name)
     sweep = resolve(name, "", [], None, str(tmp_path))
     trials = list(sweep.trials())
     assert len(trials) == COUNTS[name] == len({t.settings.name for t in trials})
@@ -105,7 +95,6 @@ def test_a_shipped_space_expands_to_valid_trials(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_bases_a_space_names_exist_and_fit_it(name: str, tmp_path: Path) -> None:
-    skip_unmerged(name)
     space = load_space(name)
     for base in {*space.bases, *(p.base for p in space.paper if p.base)}:
         sweep = resolve(name, base, [], None, str(tmp_path))
@@ -176,13 +165,14 @@ def test_random_draws_are_the_same_every_time_and_respect_exclusions(tiny: Path)
         (["sweep=alpha_beta", "alpha=[3]"], ["alpha=3", "at most 1"]),
         (["sweep=alpha_beta", "epoch=3"], ["epoch", "epochs"]),
         (["sweep=alpha_beta", "search=wild"], ["search=wild", "optuna"]),
+        (["sweep=alpha_beta", "storage=s3://bucket"], ["storage=s3://bucket"]),
         (["sweep=alpha_beta", "model.activation=sigmoid"], ["alpha + beta = 1"]),
     ],
 )
 def test_mistakes_end_with_one_line_and_nothing_written(
     command: Command, tmp_path: Path, words: list[str], names: list[str]
 ) -> None:
-    result = command("tune", *words, f"storage={tmp_path}", f"out={tmp_path}")
+    result = command("tune", f"storage={tmp_path}", f"out={tmp_path}", *words)
     assert result.code == 2 and len(result.error_lines) == 1
     assert all(name in result.err for name in names), result.err
     assert not list(tmp_path.iterdir())
@@ -228,6 +218,8 @@ def test_bundles_that_can_never_fit_are_an_error(command: Command, tiny: Path) -
         need(config.load(["engine=ray", "placement=per_node", "cpus_per_actor=1"]), cluster)
     with pytest.raises(UserError, match="threads=8"):
         need(config.load(["threads=8"]), cluster)
+    with pytest.raises(UserError, match="engine=train"):
+        need(config.load(["engine=train", "method=bp"]), cluster)
     words = [f"sweep={tiny}", *folders(tiny), "ray.num_cpus=2", "threads=8"]
     result = command("tune", *words, "--dry-run")
     assert result.code == 2 and "threads=8" in result.err

@@ -4,6 +4,10 @@
     python -m treeprop_ray.bench step engine=ray        # two actors against one process
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
+    python -m treeprop_ray.bench faults                 # killed actors; cost of recovery points
+    python -m treeprop_ray.bench pipeline               # beside torch.distributed.pipelining
+    python -m treeprop_ray.bench baselines              # table of finished MNIST runs
+    python -m treeprop_ray.bench accounting             # work, memory and bytes of every method
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """
@@ -23,12 +27,15 @@ class BenchSettings:
     """Settings of the bench command."""
 
     bench: str = opt(
-        "step", "which benchmark (the first word of the command)", choices=["step", "span", "tt"]
+        "step",
+        "which benchmark (the first word of the command)",
+        choices=["step", "span", "tt", "faults", "accounting", "pipeline", "baselines"],
     )
     engine: str = opt("local", "step: one process or Ray actors", choices=["local", "ray"])
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
     depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
+    runs: str = opt("results/runs", "baselines: folder that holds the runs to read")
     out: str = opt("results", "folder for the table")
 
 
@@ -49,6 +56,22 @@ def run(settings: BenchSettings) -> None:
         from treeprop_ray.benchmarks import tt
 
         tt.run(settings)
+    elif settings.bench == "faults":
+        from treeprop_ray.benchmarks import faults
+
+        faults.run(settings)
+    elif settings.bench == "baselines":
+        from treeprop_ray.benchmarks import baselines_mnist
+
+        baselines_mnist.run(settings)
+    elif settings.bench == "pipeline":
+        from treeprop_ray.benchmarks import pipeline
+
+        pipeline.run(settings)
+    elif settings.bench == "accounting":
+        from treeprop_ray.benchmarks import accounting
+
+        accounting.run(settings)
     elif settings.engine == "ray":
         from treeprop_ray.benchmarks import step_ray
 

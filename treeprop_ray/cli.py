@@ -48,17 +48,23 @@ def main(
             return DONE
         return run(settings) or DONE
     except UserError as e:
-        print(f"error: {e}", file=sys.stderr)
+        print(f"error: {one_line(e)}", file=sys.stderr)
         return BAD_INPUT
     except TrainingError as e:
-        print(f"failed: {e}", file=sys.stderr)
+        print(f"failed: {one_line(e)}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
-        print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        last = f"{e}" or "the last checkpoint"
+        print(f"stopped; the same command continues from {last}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+
+
+def one_line(error: Exception) -> str:
+    """The text of an error; what would break the line (from a file or a value) is written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
 
 
 def help_text(doc: str, schema: type) -> str:

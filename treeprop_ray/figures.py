@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib
+import numpy as np
 import pandas as pd
 
 matplotlib.use("Agg")
@@ -20,21 +21,24 @@ if TYPE_CHECKING:
 
 
 def run_figures(folder: Path, outline: Outline) -> None:
-    """Draw figures/tree_loss.png (or depth_loss.png) and path_accuracy.png from metrics.csv."""
+    """Draw tree_loss.png (or depth_loss.png, layer_loss.png) and the score of every path."""
     tree = outline.tree
     rows = pd.read_csv(folder / "metrics.csv")
     out = folder / "figures"
     out.mkdir(exist_ok=True)
     steps = rows[rows.kind == "step"]
-    if outline.over_time and not steps.empty:
-        depth_loss(steps, list(outline.weights), out / "depth_loss.png")
+    if outline.curves and not steps.empty:
+        loss_curves(steps, list(outline.weights), outline.curves, out)
     elif not steps.empty and any(
         steps.get(f"loss/{n}", pd.Series()).notna().any() for n in tree.nodes
     ):
         tree_loss(tree, {n: steps[f"loss/{n}"].iloc[-1] for n in tree.nodes}, out / "tree_loss.png")
     epochs = rows[rows.kind == "epoch"]
     if not epochs.empty:
-        path_accuracy(epochs, out / "path_accuracy.png")
+        if outline.perplexity:
+            path_perplexity(epochs, out / "path_perplexity.png")
+        else:
+            path_accuracy(epochs, out / "path_accuracy.png")
 
 
 def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
@@ -65,15 +69,15 @@ def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
     _save(fig, target)
 
 
-def depth_loss(steps: pd.DataFrame, depths: list[int], target: Path) -> None:
-    """Loss of every depth of a time tree over the steps."""
+def loss_curves(steps: pd.DataFrame, places: list[int], kind: str, out: Path) -> None:
+    """Loss of every depth of a time tree, or of every layer, over the steps."""
     fig, ax = plt.subplots(figsize=(6, 4))
-    for d in depths:
-        ax.plot(steps.step, steps[f"loss/{d}"], label=f"depth {d}")
+    for place in places:
+        ax.plot(steps.step, steps[f"loss/{place}"], label=f"{kind} {place}")
     ax.set(xlabel="step", ylabel="loss", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend()
-    _save(fig, target)
+    _save(fig, out / f"{kind}_loss.png")
 
 
 def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
@@ -82,6 +86,18 @@ def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
     for column in (c for c in epochs.columns if c.startswith("accuracy/")):
         ax.plot(epochs.epoch, 100 * epochs[column], marker=".", label=column.partition("/")[2])
     ax.set(xlabel="epoch", ylabel="validation accuracy (%)")
+    ax.grid(alpha=0.3)
+    ax.legend()
+    _save(fig, target)
+
+
+def path_perplexity(epochs: pd.DataFrame, target: Path) -> None:
+    """Validation perplexity of every path over the epochs."""
+    fig, ax = plt.subplots(figsize=(6, 4))
+    for column in (c for c in epochs.columns if c.startswith("val_loss/")):
+        name = column.partition("/")[2]
+        ax.plot(epochs.epoch, np.exp(epochs[column].astype(float)), marker=".", label=name)
+    ax.set(xlabel="epoch", ylabel="validation perplexity", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend()
     _save(fig, target)

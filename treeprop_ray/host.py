@@ -195,7 +195,11 @@ class Host:
     @torch.no_grad()
     def score(self, z: Tensor, y: Tensor) -> tuple[float, int, int]:
         """Summed cross-entropy, number of correct labels and number of labels at the head."""
-        return count(self.through(self.tree.head, z), y)
+        head = self.parts[self.tree.head].eval()
+        with self._autocast():
+            found = count(head, z.to(self.device), y)
+        head.train()
+        return found
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(weights and buffers, optimizer state), keyed by edge."""

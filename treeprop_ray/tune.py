@@ -64,6 +64,8 @@ def load(words: Sequence[str]) -> TuneSettings:
     settings.overrides = [w for w, root in zip(words, roots, strict=True) if root not in own]
     counted = [w for w, root in zip(words, roots, strict=True) if root not in NEUTRAL]
     settings.command = shlex.join(["python", "-m", "treeprop_ray.tune", *counted])
+    if "://" in settings.storage:
+        raise UserError(f"storage={settings.storage}: run folders need a folder, not a URL")
     if not settings.sweep:
         from treeprop_ray.sweep.space import shipped
 

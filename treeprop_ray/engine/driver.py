@@ -37,7 +37,8 @@ from treeprop_ray.schedule import Call
 
 START_SECONDS = 300  # for all actors to import torch and build their parts
 GROUP_SECONDS = 60  # for a placement group that should fit
-REVIVE_SECONDS = 60  # for one actor that is made anew
+REVIVE_SECONDS = 60  # for actors that are made anew
+MOVE_SECONDS = 3  # for Ray to find another machine for the bundle of a lost one
 
 
 class PlacementBusy(UserError):
@@ -81,7 +82,7 @@ class Driver:
                 f"placement cannot fit now: {len(self.roles)} bundles of {self.plan.bundles[0]} "
                 f"are not free (in use by others); free: {ray.available_resources()}"
             )
-        self.actors = [self._actor(index) for index in range(len(self.roles))]
+        self.actors = [self._actor_anew(index) for index in range(len(self.roles))]
         self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
         self._join()
 
@@ -118,23 +119,35 @@ class Driver:
 
             create_collective_group(self.actors, backend=self.transport)
 
-    def revive(self) -> list[str]:
-        """Make dead actors anew in their places; returns their names. The others live on.
+    def lost(self) -> list[int]:
+        """The hosts whose actors are dead or do not answer."""
+        self.flight.clear()
+        return [i for i, actor in enumerate(self.actors) if not self._alive(actor)]
+
+    def revive(self, lost: Sequence[int]) -> None:
+        """Make lost actors anew in their places; the others live on.
 
         Raises ActorLost when a place is gone with its machine: then a new plan is needed.
         """
-        self.flight.clear()
-        lost = [i for i, actor in enumerate(self.actors) if not self._alive(actor)]
+        if self.group is None:
+            raise ActorLost("all actors were ended")  # by an attempt to find new places
         if self.direct and lost:
             raise ActorLost("a collective group cannot be mended")
         for index in lost:
             with contextlib.suppress(Exception):  # it may hang rather than be dead
                 ray.kill(self.actors[index])
             self.actors[index] = self._actor_anew(index)
-        if not self._alive(*(self.actors[i] for i in lost)):
-            raise ActorLost("the place of an actor is gone")
+        refs = [self.actors[i].ready.remote() for i in lost]
+        deadline = time.monotonic() + REVIVE_SECONDS
+        while ray.wait(refs, num_returns=len(refs), timeout=1)[1]:
+            if time.monotonic() > deadline or not self._has_places():
+                raise ActorLost("the place of an actor is gone")
+        self._get(refs)
         self._bind()
-        return [self.roles[i].name for i in lost]
+
+    def _has_places(self) -> bool:
+        """Whether every bundle has a machine; Ray moves bundles of a lost one if there is room."""
+        return self.group is not None and self.group.wait(MOVE_SECONDS)
 
     def _actor_anew(self, index: int) -> Any:
         """Ray frees the name of a dead actor only after a moment."""
@@ -145,9 +158,9 @@ class Driver:
                 time.sleep(0.1)
         raise ActorLost(f"the name {self.roles[index].name} stays taken")
 
-    def _alive(self, *actors: Any) -> bool:
+    def _alive(self, actor: Any) -> bool:
         try:
-            ray.get([a.ready.remote() for a in actors], timeout=REVIVE_SECONDS)
+            ray.get(actor.ready.remote(), timeout=REVIVE_SECONDS)
         except (RayError, GetTimeoutError):
             return False
         return True

@@ -91,20 +91,41 @@ class LocalEngine:
 
 
 def build(settings: Settings, data: DataSet, total_steps: int) -> LocalEngine:
-    """The local engine for the settings: tree or backpropagation."""
+    """The local engine for the settings."""
     from treeprop_ray.models import blueprint
 
     plan = blueprint(settings, data)
     tree = Tree(plan.N, settings.split)
     network = TreeNetwork.from_blueprint(plan, tree, settings.seed, data.dtype)
+    return over(network, settings, Batches(data, settings.batch, settings.seed), total_steps)
+
+
+def over(
+    network: TreeNetwork, settings: Settings, batches: Batches, total_steps: int
+) -> LocalEngine:
+    """The local engine over the modules of a network."""
     torch.set_num_threads(settings.threads)
-    return LocalEngine(
+    rule = Rule.of(settings, network.family, batches.data.labels_per_sample)
+    optimizer = OptimizerRule.of(settings, total_steps)
+    device = pick_device(settings.device)
+    if settings.method == "cff":
+        from treeprop_ray.baselines.cff import CffEngine
+
+        return CffEngine(
+            network, rule, optimizer, batches, settings.cff, device, settings.precision
+        )
+    kind = LocalEngine
+    if settings.engine == "train":  # inside a worker
+        from treeprop_ray.baselines.data_parallel import DataParallelEngine
+
+        kind = DataParallelEngine
+    return kind(
         network,
-        Rule.of(settings, plan.family, data.labels_per_sample),
-        OptimizerRule.of(settings, total_steps),
-        Batches(data, settings.batch, settings.seed),
+        rule,
+        optimizer,
+        batches,
         settings.microbatches,
-        pick_device(settings.device),
+        device,
         settings.precision,
         settings.method,
     )

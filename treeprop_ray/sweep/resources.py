@@ -37,6 +37,8 @@ def need(settings: Settings, cluster: Cluster) -> Need:
     if settings.engine == "ray":
         made = plan_of(settings, cluster)
         return Need([{}, *made.bundles], made.strategy)  # the trial itself only waits
+    if settings.engine == "train":
+        raise UserError("engine=train: not for a sweep; use engine=local or engine=ray")
     gpus = 1.0 if cluster.gpus and settings.device != "cpu" else 0.0
     cpus = float(settings.threads)
     if not any(c >= cpus and g >= gpus for c, g in cluster.nodes):
