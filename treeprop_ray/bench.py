@@ -4,7 +4,8 @@
     python -m treeprop_ray.bench step engine=ray        # two actors against one process
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
-    python -m treeprop_ray.bench faults                 # killed actors; cost of recovery points
+    python -m treeprop_ray.bench faults                 # twenty killed actors
+    python -m treeprop_ray.bench snapshots              # step time with and without recovery points
     python -m treeprop_ray.bench pipeline               # beside torch.distributed.pipelining
     python -m treeprop_ray.bench baselines              # table of finished MNIST runs
     python -m treeprop_ray.bench accounting             # work, memory and bytes of every method
@@ -29,7 +30,16 @@ class BenchSettings:
     bench: str = opt(
         "step",
         "which benchmark (the first word of the command)",
-        choices=["step", "span", "tt", "faults", "accounting", "pipeline", "baselines"],
+        choices=[
+            "step",
+            "span",
+            "tt",
+            "faults",
+            "snapshots",
+            "accounting",
+            "pipeline",
+            "baselines",
+        ],
     )
     engine: str = opt("local", "step: one process or Ray actors", choices=["local", "ray"])
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
@@ -60,6 +70,10 @@ def run(settings: BenchSettings) -> None:
         from treeprop_ray.benchmarks import faults
 
         faults.run(settings)
+    elif settings.bench == "snapshots":
+        from treeprop_ray.benchmarks import faults
+
+        faults.run_snapshots(settings)
     elif settings.bench == "baselines":
         from treeprop_ray.benchmarks import baselines_mnist
 
