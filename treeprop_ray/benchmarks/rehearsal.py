@@ -11,7 +11,6 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-
 from treeprop_ray import config
 from treeprop_ray.benchmarks.memory import Meter, resident
 from treeprop_ray.benchmarks.step_ray import job_of
