@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from treeprop_ray.host import Batch, Held, Host
+from treeprop_ray.network import STEM
 from treeprop_ray.node import Losses
 from treeprop_ray.objective import head_loss
 from treeprop_ray.optim import OptimizerRule
@@ -109,4 +110,6 @@ class ChainHost(Host):
         return adjoint  # a stage that holds only the head
 
     def _seed(self, edge: Edge, piece: Piece) -> int:
+        if edge == STEM:  # as `Boundary.open` has it
+            return derive(self.rule.seed, "block", piece.step, 0, "stem", piece.index)
         return derive(self.rule.seed, "chain", piece.step, *edge, piece.index)

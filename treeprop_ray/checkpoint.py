@@ -152,7 +152,7 @@ def check_fits(
             )
     for key, slot in checkpoint.optimizer.items():
         of = found.get(key.rpartition("/")[0])
-        if of is None or slot.shape not in (of.shape, ()):
+        if of is not None and slot.shape not in (of.shape, ()):
             raise UserError(f"{checkpoint.path}: is of another network: optimizer state {key}")
 
 

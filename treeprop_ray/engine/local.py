@@ -136,7 +136,7 @@ def over(
         return CffEngine(
             network, rule, optimizer, batches, settings.cff, device, settings.precision
         )
-    kind = LocalEngine
+    kind: type[LocalEngine] = LocalEngine
     if settings.engine == "train":  # inside a worker
         from treeprop_ray.baselines.data_parallel import DataParallelEngine
 

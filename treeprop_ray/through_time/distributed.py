@@ -191,14 +191,7 @@ class TimeRayEngine(RecoveringEngine):
         super().__init__(settings, Tree(2**settings.time.depth), owns_ray)
 
     def _plan(self, settings: Settings, cluster: Cluster) -> Plan:
-        run, D = run_name(self.settings), settings.time.depth
-        names = (f"{run}/boundary", *(f"{run}/depth-{d}" for d in range(D)))
-        cpus, gpus = resources(settings, len(names), cluster)
-        device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
-        layout = Layout({d: 1 + d for d in range(D)})
-        made = Plan(layout, names, cpus, gpus, settings.strategy, device)
-        check_fits(made, cluster)
-        return made
+        return plan_time(settings, cluster)
 
     def _start(self, made: Plan) -> None:
         s = self.settings
@@ -240,6 +233,18 @@ class TimeRayEngine(RecoveringEngine):
             [boundary.ask.remote("score_here", paths, batches, *states)]
         )[0]
         return found
+
+
+def plan_time(settings: Settings, cluster: Cluster) -> Plan:
+    """One actor per depth and one boundary; raises UserError when they can never fit."""
+    run = run_name(settings)
+    names = (f"{run}/boundary", *(f"{run}/depth-{d}" for d in range(settings.time.depth)))
+    cpus, gpus = resources(settings, len(names), cluster)
+    layout = Layout({d: 1 + d for d in range(settings.time.depth)})
+    device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
+    made = Plan(layout, names, cpus, gpus, settings.strategy, device)
+    check_fits(made, cluster)
+    return made
 
 
 def build(settings: Settings, data: DataSet, total_steps: int) -> TimeRayEngine:

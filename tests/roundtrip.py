@@ -1,0 +1,149 @@
+"""`ray up`, `ray job submit`, `ray down` of clusters/onprem.yaml against an sshd on loopback.
+
+    unshare --mount --pid --fork --kill-child --mount-proc --net python tests/roundtrip.py FOLDER
+
+`ray down` ends every Ray process it can see, so this runs as process 1 of a process namespace of
+its own, and refuses to run otherwise. The network is a loopback of its own; the home folder and
+/tmp/ray are folders of FOLDER. Prints a transcript; its last line names what processes survived.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+FORWARD = 8266  # the cluster's own dashboard has 8265 of the same loopback
+
+
+def quietly(*words: object) -> None:
+    subprocess.run([str(w) for w in words], check=True, stdout=subprocess.DEVNULL)
+
+
+def prepare(folder: Path) -> Path:
+    """Loopback, private home and Ray folder, sshd, and the cluster file for 127.0.0.1."""
+    home, session, keys = folder / "home", folder / "ray", folder / "keys"
+    for each in (
+        home / ".ssh",
+        home / "shared",
+        session,
+        keys,
+        Path("/tmp/ray"),
+        Path("/run/sshd"),
+    ):
+        each.mkdir(parents=True, exist_ok=True)
+    quietly("ip", "link", "set", "lo", "up")
+    quietly("mount", "--bind", home, Path.home())
+    quietly("mount", "--bind", session, "/tmp/ray")
+    for name in ("host", "user"):
+        quietly("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name)
+    shutil.copy(keys / "user.pub", home / ".ssh" / "authorized_keys")
+    (home / ".bashrc").write_text(
+        f"export PATH={BIN}:$PATH PYTHONPATH=~/treeprop OMP_NUM_THREADS=1\n"
+    )
+    options = {
+        "ListenAddress": "127.0.0.1:22", "HostKey": keys / "host", "PasswordAuthentication": "no",
+        "UsePAM": "no", "StrictModes": "no", "PidFile": "none",
+    }  # fmt: skip
+    (keys / "sshd_config").write_text("".join(f"{k} {v}\n" for k, v in options.items()))
+    quietly(
+        shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin"), "-f", keys / "sshd_config"
+    )
+    config = yaml.safe_load((ROOT / "clusters" / "onprem.yaml").read_text())
+    config["provider"].update(head_ip="127.0.0.1", worker_ips=[])
+    config["auth"] = {"ssh_user": getpass.getuser(), "ssh_private_key": str(keys / "user")}
+    config["initialization_commands"] = ["test -w ~/shared"]
+    config["setup_commands"] = ["python -c 'import ray, torch'"]  # installed already
+    target = folder / "onprem.yaml"
+    target.write_text(yaml.safe_dump(config))
+    return target
+
+
+def run(*words: str) -> str:
+    """Run a command and show it as in a terminal, without colours."""
+    print(f"$ {' '.join(words)}", flush=True)
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+    print(text.rstrip(), flush=True)
+    if done.returncode:
+        print(f"exit code {done.returncode}", flush=True)
+    return text
+
+
+def without_token() -> int:
+    """What the dashboard answers to somebody who has no token."""
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{FORWARD}/api/jobs/", timeout=10)
+    except urllib.error.HTTPError as e:
+        return e.code
+    return 200
+
+
+def survivors() -> list[str]:
+    """Command lines of all other processes of this namespace."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and entry.name != "1":
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:
+                continue
+            found += [line] if line else []  # a process without one has ended and is not yet reaped
+    return found
+
+
+def main() -> None:
+    if os.getpid() != 1:
+        sys.exit("refused: not in a process namespace of its own, `ray down` would end others' Ray")
+    folder = Path(sys.argv[1]).resolve()
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["PATH"] = f"{BIN}:{os.environ['PATH']}"
+    os.environ.pop("RAY_ADDRESS", None)
+    file = str(prepare(folder))
+    os.chdir(ROOT)
+    run("ray", "get-auth-token", "--generate")
+    run("ray", "up", "--yes", "--no-config-cache", "--disable-usage-stats", file)
+    forward = subprocess.Popen(
+        ["ray", "dashboard", "--port", str(FORWARD), file],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    print(f"$ ray dashboard --port {FORWARD} {file} &")
+    for _ in range(100):
+        try:
+            answer = without_token()
+            break
+        except OSError:
+            time.sleep(0.3)
+    print(f"without the token the dashboard answers {answer}")
+    os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{FORWARD}"
+    train = (
+        "python -m treeprop_ray.train engine=ray placement=packed hosts=2 cpus_per_actor=0.5 "
+        "steps=20 name=sweep out=shared/runs"
+    )
+    run("ray", "job", "submit", "--", "bash", "-c", f"cd ~ && {train}")
+    run("ray", "rsync-down", file, "~/shared/runs/", f"{folder}/fetched/")
+    run("ls", f"{folder}/fetched/sweep")
+    os.killpg(forward.pid, 15)
+    forward.wait()
+    run("ray", "down", "--yes", file)
+    deadline = time.monotonic() + 20
+    while (left := [s for s in survivors() if "sshd" not in s]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    print(f"left: {left}")
+
+
+if __name__ == "__main__":
+    main()
