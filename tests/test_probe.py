@@ -64,6 +64,8 @@ def test_gradients_are_those_of_autograd(N: int, rule: dict[str, Any], objective
     cosine = float(torch.dot(g, g_hat) / (g.norm() * g_hat.norm()))
     assert row["cosine"] == pytest.approx(cosine, rel=1e-9)
     assert row["descent"] == float((g_hat - g).norm() < g.norm())
+    head = flat(cross_entropy(network.chain()(x), y), list(network.block((N - 1, N)).parameters()))
+    assert row[f"share/{N - 1}-{N}"] == pytest.approx(float((head.norm() / g.norm()) ** 2))
 
 
 @pytest.mark.parametrize("rule", [GAUSSIAN, BERNOULLI, {**GAUSSIAN, "correction": "vjp"}])
