@@ -3,8 +3,8 @@
     unshare --mount --pid --fork --kill-child --mount-proc --net python tests/roundtrip.py FOLDER
 
 `ray down` ends every Ray process it can see, so this runs as process 1 of a process namespace of
-its own, and refuses to run otherwise. The network is a loopback of its own; the home folder and
-/tmp/ray are folders of FOLDER. Prints a transcript; its last line names what processes survived.
+its own, and refuses to run otherwise. The network is a loopback of its own; the user's home (as
+told by /etc/passwd) and /tmp/ray are folders of FOLDER. Prints a transcript; its last line names what processes survived.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,12 @@ def prepare(folder: Path) -> Path:
     ):
         each.mkdir(parents=True, exist_ok=True)
     quietly("ip", "link", "set", "lo", "up")
-    quietly("mount", "--bind", home, Path.home())
+    me, accounts = getpass.getuser(), folder / "passwd"
+    rows = [row.split(":") for row in Path("/etc/passwd").read_text().splitlines()]
+    told = [[*row[:5], str(home), "/bin/bash"] if row[0] == me else row for row in rows]
+    accounts.write_text("".join(":".join(row) + "\n" for row in told))
+    quietly("mount", "--bind", accounts, "/etc/passwd")
+    os.environ["HOME"] = str(home)
     quietly("mount", "--bind", session, "/tmp/ray")
     for name in ("host", "user"):
         quietly("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name)
@@ -62,7 +68,7 @@ def prepare(folder: Path) -> Path:
     )
     config = yaml.safe_load((ROOT / "clusters" / "onprem.yaml").read_text())
     config["provider"].update(head_ip="127.0.0.1", worker_ips=[])
-    config["auth"] = {"ssh_user": getpass.getuser(), "ssh_private_key": str(keys / "user")}
+    config["auth"] = {"ssh_user": me, "ssh_private_key": str(keys / "user")}
     config["initialization_commands"] = ["test -w ~/shared"]
     config["setup_commands"] = ["python -c 'import ray, torch'"]  # installed already
     target = folder / "onprem.yaml"
@@ -70,15 +76,14 @@ def prepare(folder: Path) -> Path:
     return target
 
 
-def run(*words: str) -> str:
+def run(*words: str, show: bool = True) -> None:
     """Run a command and show it as in a terminal, without colours."""
-    print(f"$ {' '.join(words)}", flush=True)
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
-    print(text.rstrip(), flush=True)
+    if show:
+        print(f"$ {shlex.join(words)}")
+        print(re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).rstrip(), flush=True)
     if done.returncode:
         print(f"exit code {done.returncode}", flush=True)
-    return text
 
 
 def without_token() -> int:
@@ -112,7 +117,8 @@ def main() -> None:
     os.environ.pop("RAY_ADDRESS", None)
     file = str(prepare(folder))
     os.chdir(ROOT)
-    run("ray", "get-auth-token", "--generate")
+    print("$ ray get-auth-token --generate > /dev/null")
+    run("ray", "get-auth-token", "--generate", show=False)
     run("ray", "up", "--yes", "--no-config-cache", "--disable-usage-stats", file)
     forward = subprocess.Popen(
         ["ray", "dashboard", "--port", str(FORWARD), file],
