@@ -4,7 +4,8 @@
 
 `ray down` ends every Ray process it can see, so this runs as process 1 of a process namespace of
 its own, and refuses to run otherwise. The network is a loopback of its own; the user's home (as
-told by /etc/passwd) and /tmp/ray are folders of FOLDER. Prints a transcript; its last line names what processes survived.
+told by /etc/passwd) and /tmp/ray are folders of FOLDER. Prints a transcript; its last line names
+the processes that survived.
 """
 
 from __future__ import annotations

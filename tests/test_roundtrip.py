@@ -1,4 +1,4 @@
-"""A cluster from `ray up` to `ray down`, in namespaces of its own. tests/roundtrip.py does the work."""
+"""A cluster from `ray up` to `ray down`, in namespaces of its own (tests/roundtrip.py)."""
 
 from __future__ import annotations
 
