@@ -31,10 +31,12 @@ def cluster() -> Iterator[None]:
     runtime.stop()
 
 
+def words_for(N: int, *words: str) -> list[str]:
+    return [f"model.blocks={N - 1}", "model.hidden=8", "batch=32", "timeline_steps=1", *words]
+
+
 def settings_for(N: int, *words: str) -> config.Settings:
-    return config.load(
-        [f"model.blocks={N - 1}", "model.hidden=8", "batch=32", "timeline_steps=1", *words]
-    )
+    return config.load(words_for(N, *words))
 
 
 def outcome(engine: Engine) -> tuple[list[list[StepReport]], Any]:
@@ -68,11 +70,15 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def check(N: int, words: list[str], *placement: str) -> None:
-    samples = data.load(config.load([]))
-    oracle = local.build(settings_for(N, *words), samples, 20)
+    compare(words_for(N, *words), *placement)
+
+
+def compare(words: list[str], *placement: str) -> None:
+    settings = config.load(words)
+    samples = data.load(settings)
+    oracle = local.build(settings, samples, 20)
     expected = outcome(oracle)
-    settings = settings_for(N, *words, "engine=ray", *placement)
-    engine = distributed.build(settings, samples, 20)
+    engine = distributed.build(config.load([*words, "engine=ray", *placement]), samples, 20)
     try:
         found = outcome(engine)
         scores = engine.score({"full": engine.tree.chain}, "validation")
@@ -100,6 +106,19 @@ def test_packed_hosts_equal_local(N: int, words: list[str], hosts: int) -> None:
     check(N, words, "placement=packed", f"hosts={hosts}")
 
 
+GPT = ["experiment=text_small", "model.blocks=5", "model.output_block=true", "model.hidden=8",
+       "model.heads=2", "data.length=8", "data.limit=64", "batch=6", "microbatches=2", "beta=0.5",
+       "model.dropout=0.1", "objective=node_all_ce", "clip=0.5", "split=right_full"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "placement", [["placement=per_node"], ["placement=packed", "hosts=2"]], ids=["nodes", "packed"]
+)
+def test_tied_weights_equal_local(placement: list[str]) -> None:
+    """A language model: the head uses the stem's token table, both live in the boundary."""
+    compare(GPT, *placement)
+
+
 @pytest.mark.parametrize("words", [ROUGH, [*PLAIN, "model.activation=tanh", "precision=bf16"]])
 def test_direct_transport_equals_local(words: list[str]) -> None:
     check(8, words, "placement=packed", "hosts=2", "transport=gloo")
@@ -113,6 +132,58 @@ def test_bf16_travels_as_bf16() -> None:
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_the_chain_of_actors_equals_backpropagation(hosts: int) -> None:
     check(8, ["method=bp", "microbatches=4", "clip=0.1"], "placement=packed", f"hosts={hosts}")
+
+
+@pytest.mark.parametrize(
+    ("N", "words", "placement"),
+    [(3, ROUGH, ["placement=per_node"]), (8, LITERAL, ["placement=packed", "hosts=2"])],
+)
+def test_a_probe_on_actors_measures_and_leaves_what_the_local_one_does(
+    N: int, words: list[str], placement: list[str]
+) -> None:
+    samples = data.load(config.load([]))
+    oracle = local.build(settings_for(N, *words), samples, 20)
+    engine = distributed.build(settings_for(N, *words, "engine=ray", *placement), samples, 20)
+    try:
+        for step in range(2):
+            oracle.step(step, report=False)
+            engine.step(step, report=False)
+        expected, found = oracle.probe(2, 3), engine.probe(2, 3)
+        engine.step(2, report=False)
+        state = engine.state()
+    finally:
+        engine.close()
+    assert found == pytest.approx(expected, rel=1e-11, nan_ok=True)
+    plain = local.build(settings_for(N, *words), samples, 20)
+    for step in range(3):
+        plain.step(step, report=False)
+    for mine, theirs in zip(state, plain.state(), strict=True):
+        assert all(torch.equal(mine[k], v) for k, v in theirs.items())
+
+
+def test_the_cff_chain_equals_one_process_even_when_an_actor_dies() -> None:
+    """Two stages of training, the weights kept in between, three steps in flight."""
+    words = ["method=cff", "clip=0.1", "cff.head_share=0.5", "data.augment=crop_flip"]
+    samples = data.load(settings_for(6, *words))
+    oracle = local.build(settings_for(6, *words), samples, 10)
+    ray_words = ["engine=ray", "placement=packed", "hosts=2", "in_flight=3"]
+    engine = distributed.build(settings_for(6, *words, *ray_words), samples, 10)
+    try:
+        for step in range(8):
+            oracle.step(step, report=True)
+            engine.step(step, report=True)
+            if step in (1, 6):  # before the layers are validated, and after
+                ray.kill(engine.driver.actors[1])
+            if step == 4:
+                assert engine.reports()[-1].losses == oracle.reports()[-1].losses
+        for mine, theirs in zip(engine.state(), oracle.state(), strict=True):
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[k], v) for k, v in theirs.items())
+        assert engine.failures == 2
+        full = {"full": engine.tree.chain}
+        assert engine.score(full, "test") == oracle.score(full, "test")
+    finally:
+        engine.close()
 
 
 def test_several_steps_in_flight_change_nothing() -> None:

@@ -4,6 +4,12 @@
     python -m treeprop_ray.bench step engine=ray        # two actors against one process
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
+    python -m treeprop_ray.bench faults                 # killed actors; cost of recovery points
+    python -m treeprop_ray.bench pipeline               # beside torch.distributed.pipelining
+    python -m treeprop_ray.bench baselines              # table of finished MNIST runs
+    python -m treeprop_ray.bench accounting             # work, memory and bytes of every method
+    python -m treeprop_ray.bench gpt steps=3            # GPT-2 small: peak memory, bytes per step
+    python -m treeprop_ray.bench generate run=results/runs/<name>   # drafts against plain decoding
     python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
@@ -14,9 +20,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 from treeprop_ray import cli, config
 from treeprop_ray.config import opt
+
+MODULES = {  # benchmark -> its module in treeprop_ray/benchmarks
+    "step": "step_local",
+    "span": "span",
+    "tt": "tt",
+    "faults": "faults",
+    "pipeline": "pipeline",
+    "baselines": "baselines_mnist",
+    "accounting": "accounting",
+    "gpt": "gpt",
+    "generate": "generate",
+    "plan": "plan",
+}
 
 
 @dataclass
@@ -26,12 +46,16 @@ class BenchSettings:
     bench: str = opt(
         "step",
         "which benchmark (the first word of the command)",
-        choices=["step", "span", "tt", "plan"],
+        choices=list(MODULES),
     )
     engine: str = opt("local", "step: one process or Ray actors", choices=["local", "ray"])
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
     depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
+    runs: str = opt("results/runs", "baselines: folder that holds the runs to read")
+    batch: int = opt(2, "gpt: windows in a batch", low=1)
+    length: int = opt(256, "gpt: tokens of a window", low=2, high=1024)
+    run: str = opt("", "generate: run folder of a language model")
     out: str = opt("results", "folder for the table")
 
 
@@ -44,26 +68,10 @@ def load(words: Sequence[str]) -> BenchSettings:
 
 def run(settings: BenchSettings) -> None:
     """The bench command."""
-    if settings.bench == "span":
-        from treeprop_ray.benchmarks import span
-
-        span.run(settings)
-    elif settings.bench == "plan":
-        from treeprop_ray.benchmarks import plan
-
-        plan.run(settings)
-    elif settings.bench == "tt":
-        from treeprop_ray.benchmarks import tt
-
-        tt.run(settings)
-    elif settings.engine == "ray":
-        from treeprop_ray.benchmarks import step_ray
-
-        step_ray.run(settings)
-    else:
-        from treeprop_ray.benchmarks import step_local
-
-        step_local.run(settings)
+    name = MODULES[settings.bench]
+    if settings.bench == "step" and settings.engine == "ray":
+        name = "step_ray"
+    import_module(f"treeprop_ray.benchmarks.{name}").run(settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

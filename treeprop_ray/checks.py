@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from treeprop_ray.errors import UserError
-from treeprop_ray.settings import Model, Settings
+from treeprop_ray.settings import TEXTS, Model, Settings
+
+LARGEST = 2**53  # beyond it a float no longer holds every integer
 
 
 def walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
@@ -26,10 +27,12 @@ def check_field(key: str, f: dataclasses.Field[Any], value: Any) -> None:
     rule = f.metadata
     if "choices" in rule and value not in rule["choices"]:
         raise UserError(f"{key}={value}: one of {', '.join(rule['choices'])}")
+    if isinstance(value, str) and not value.isprintable():
+        raise UserError(f"{key}={value}: must not hold control characters")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    if not math.isfinite(value):
-        raise UserError(f"{key}={value}: must be a finite number")
+    if not abs(value) <= LARGEST:  # true for NaN as well
+        raise UserError(f"{key}={value}: must be a finite number of at most {LARGEST}")
     if "low" in rule and value < rule["low"]:
         raise UserError(f"{key}={value}: must be at least {rule['low']}")
     if "above" in rule and value <= rule["above"]:
@@ -51,7 +54,18 @@ def check(settings: Any) -> None:
             f"microbatches={settings.microbatches}: at most batch={settings.batch} pieces"
         )
     check_model(settings.model)
+    check_text(settings)
     check_time(settings)
+    if settings.probe.every and (settings.method != "tree" or recurrent(settings)):
+        raise UserError(
+            f"probe.every={settings.probe.every}: compares TreeProp over blocks with "
+            f"backpropagation; method={settings.method} model.name={settings.model.name} needs 0"
+        )
+    if settings.probe.every and settings.data.validation == 0:
+        raise UserError(
+            f"probe.every={settings.probe.every}: needs held-out samples, data.validation > 0"
+        )
+    check_baselines(settings)
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":
             raise UserError(
@@ -81,7 +95,7 @@ def check(settings: Any) -> None:
 
 def check_model(model: Model) -> None:
     """What must fit together inside a network; what depends on the data is checked with it."""
-    if model.name == "vit":
+    if model.name in ("vit", "gpt"):
         if model.hidden % model.heads:
             raise UserError(
                 f"model.heads={model.heads}: must divide model.hidden={model.hidden}, one of "
@@ -93,7 +107,30 @@ def check_model(model: Model) -> None:
                 f"model.hidden={model.hidden}; at least {1 / model.hidden:.3g}"
             )
     elif model.dropout > 0:
-        raise UserError(f"model.dropout={model.dropout}: only model.name=vit has dropout; use 0")
+        raise UserError(
+            f"model.dropout={model.dropout}: only model.name=vit and gpt have dropout; use 0"
+        )
+    if model.output_block and model.name != "gpt":
+        raise UserError(f"model.output_block=true: needs model.name=gpt, not {model.name}")
+    if model.output_block and model.blocks < 2:
+        raise UserError(f"model.blocks={model.blocks}: at least 2 with model.output_block=true")
+
+
+def check_text(settings: Settings) -> None:
+    """Text needs a language model, and a language model text."""
+    s, model, data = settings, settings.model.name, settings.data
+    if (model == "gpt") != (data.name in TEXTS):
+        what = "one of " + ", ".join(TEXTS) if model == "gpt" else "text needs model.name=gpt"
+        raise UserError(f"data.name={data.name} with model.name={model}: {what}")
+    if data.tokenizer != "bytes" and data.name not in TEXTS:
+        raise UserError(f"data.tokenizer={data.tokenizer}: data.name={data.name} is no text")
+    if model == "gpt" and data.augment != "none":
+        raise UserError(f"data.augment={data.augment}: is for images; use none")
+    if model == "gpt" and s.method == "bp" and s.engine == "ray":
+        raise UserError(
+            "method=bp engine=ray: the head of model.name=gpt uses the stem's weights, so the two "
+            "cannot be different stages of a chain; use engine=local"
+        )
 
 
 def recurrent(settings: Settings) -> bool:
@@ -120,6 +157,10 @@ def check_time(settings: Settings) -> None:
         raise UserError(f"method=bptt_fused: torch has no fused {model} cell; use method=bptt")
     if s.engine == "ray" and s.method != "tree":
         raise UserError(f"engine=ray: method={s.method} is one chain of steps; use engine=local")
+    if s.engine == "ray" and s.placement == "packed":
+        raise UserError(f"placement=packed: model.name={model} has an actor per depth; use auto")
+    if s.engine == "ray" and s.hosts:
+        raise UserError(f"hosts={s.hosts}: model.name={model} has an actor per depth; use 0")
     if s.family == "bernoulli":
         raise UserError(f"family=bernoulli: model.name={model} passes its states on as they are")
     for key, neutral in (("sigma", 0), ("beta", 0), ("mc_samples", 1)):
@@ -127,6 +168,28 @@ def check_time(settings: Settings) -> None:
             raise UserError(
                 f"{key}={getattr(s, key)}: recurrent networks pass the forward state on; "
                 f"use {key}={neutral}"
+            )
+
+
+def check_baselines(settings: Settings) -> None:
+    """What the methods that TreeProp is compared with can and cannot do."""
+    s = settings
+    if s.engine == "train":
+        if s.method != "bp":
+            raise UserError(f"engine=train: is for method=bp, not {s.method}; use engine=ray")
+        if s.hosts * s.microbatches > s.batch:
+            raise UserError(
+                f"hosts={s.hosts} microbatches={s.microbatches}: more pieces than batch={s.batch}"
+            )
+    if s.recompute and s.method != "bp":
+        raise UserError(f"recompute=true: is for method=bp, not {s.method}")
+    if s.method == "cff":
+        if s.model.name not in ("mlp", "vit"):
+            raise UserError(f"method=cff: needs model.name=mlp or vit, not {s.model.name}")
+        if s.microbatches > 1:
+            raise UserError(
+                f"microbatches={s.microbatches}: method=cff compares all samples of a batch with "
+                "each other; use microbatches=1"
             )
 
 

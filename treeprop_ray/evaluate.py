@@ -1,4 +1,4 @@
-"""Accuracy of the full chain, the spine paths, or any path of a trained tree.
+"""Accuracy (text: perplexity) of the full chain, the spine paths, or any path of a trained tree.
 
 python -m treeprop_ray.evaluate run=results/runs/<name>
 python -m treeprop_ray.evaluate run=results/runs/<name> path=[0,4,6,8] split=validation
@@ -82,6 +82,11 @@ def run(settings: EvaluateSettings) -> None:
         if of_run.method != "tree" or not isinstance(network, TreeNetwork):
             kind = f"method={of_run.method} model.name={of_run.model.name}"
             raise UserError(f"mode=adaptive: a run with {kind} has no short paths")
+        if of_run.model.name == "gpt":
+            raise UserError(
+                "mode=adaptive: a token that stops early leaves no state for later tokens to "
+                "attend to; use path=all, or generate with draft="
+            )
         print(f"{found.path}\n{adaptive(settings, network, samples)}")
         return
     text = as_path_text(settings.path)

@@ -36,6 +36,7 @@ class Blueprint:
     block: Callable[[int, int], nn.Module]  # (l, r) with r < N; r - l > 1 is auxiliary
     head: Callable[[], nn.Module]
     family: str = "gaussian"
+    tie: Callable[[nn.Module, nn.Module], None] | None = None  # (stem, head): shared weights
 
     def build(self, edge: Edge, seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The freshly initialised block of an edge; depends on (seed, edge) only."""
@@ -45,6 +46,22 @@ class Blueprint:
             else:
                 module = self.head() if edge[1] == self.N else self.block(*edge)
         return module.to(dtype)
+
+    def build_all(
+        self, edges: Sequence[Edge], seed: int, dtype: torch.dtype = torch.float32
+    ) -> dict[Edge, nn.Module]:
+        """The parts of some edges; stem and head are tied when both are among them."""
+        made = {edge: self.build(edge, seed, dtype) for edge in edges}
+        head = (self.N - 1, self.N)
+        if self.tie and STEM in made and head in made:
+            self.tie(made[STEM], made[head])
+        return made
+
+    @property
+    def stem_trains(self) -> bool:
+        """Whether the stem has weights to train; nothing is allocated."""
+        with torch.device("meta"):
+            return any(p.requires_grad for p in self.build(STEM, 0).parameters())
 
     def count_parameters(self, edge: Edge) -> int:
         """Numbers in the block of an edge; nothing is allocated."""
@@ -69,8 +86,8 @@ class TreeNetwork(nn.Module):
         cls, blueprint: Blueprint, tree: Tree, seed: int, dtype: torch.dtype = torch.float32
     ) -> TreeNetwork:
         """Build every part; the same weights wherever and in whatever order parts are built."""
-        blocks = {edge: blueprint.build(edge, seed, dtype) for edge in tree.blocks}
-        return cls(tree, blueprint.build(STEM, seed, dtype), blocks, blueprint.family)
+        parts = blueprint.build_all([STEM, *tree.blocks], seed, dtype)
+        return cls(tree, parts.pop(STEM), parts, blueprint.family)
 
     @classmethod
     def from_blocks(

@@ -70,9 +70,9 @@ def nodes(cluster: Cluster, gpu_torch: bool) -> Finding:
 def plan_for(settings: Settings, cluster: Cluster) -> Plan:
     """Where an experiment's actors would live."""
     if config.recurrent(settings):
-        from treeprop_ray.through_time.distributed import time_plan
+        from treeprop_ray.through_time.distributed import plan_time
 
-        return time_plan(settings, cluster)
+        return plan_time(settings, cluster)
     tree = Tree(settings.model.blocks + 1, settings.split)
     return plan(settings, tree, cluster, config.run_name(settings))
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from treeprop_ray.config import Settings
 
 SCORE_BATCH = 1000
+HELD_OUT = 1024  # the probe has at most so many held-out batches
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class DataSet:
     dtype: torch.dtype = torch.float32
     augment: Augment | None = None
     permutation: Tensor | None = None  # the order in which a sequence reads the numbers
+    score_batch: int = SCORE_BATCH  # samples that are scored at the same time
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -73,7 +75,7 @@ class DataSet:
     def batch_counts(self) -> dict[str, int]:
         """How many evaluation batches each split has."""
         names = ("train", "validation", "test")
-        return {name: -(-len(self.split(name)) // SCORE_BATCH) for name in names}
+        return {name: -(-len(self.split(name)) // self.score_batch) for name in names}
 
     @property
     def labels_per_sample(self) -> int:
@@ -85,23 +87,26 @@ class DataSet:
 
     def inputs(self, x: Tensor) -> Tensor:
         """Stored samples to network input."""
-        return self.prepare(x).to(self.dtype)
+        x = self.prepare(x)
+        return x.to(self.dtype) if x.is_floating_point() else x
 
     def batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The whole split in order, in large batches."""
-        return (self.score_batch(split, i) for i in range(self.batch_counts[split]))
+        return (self.scoring(split, i) for i in range(self.batch_counts[split]))
 
-    def score_batch(self, split: str, index: int) -> tuple[Tensor, Tensor]:
+    def scoring(self, split: str, index: int) -> tuple[Tensor, Tensor]:
         """One large batch of a split."""
         chosen = self.split(split)
-        part = slice(index * SCORE_BATCH, (index + 1) * SCORE_BATCH)
-        return self.inputs(chosen.x[part]), chosen.y[part]
+        part = slice(index * self.score_batch, (index + 1) * self.score_batch)
+        return self.inputs(chosen.x[part]), chosen.y[part].long()
 
 
 class Batches:
     """The training batch of any step: a function of (seed, step), so there is no state.
 
-    Epoch e is permuted by (seed, e), augmentation is drawn from (seed, step).
+    Epoch e is permuted by (seed, e), augmentation is drawn from (seed, step). Negative steps are
+    the probe's: step -1 - k is the k-th batch of the validation split, and so is every multiple of
+    HELD_OUT below it.
     """
 
     def __init__(self, data: DataSet, batch: int, seed: int) -> None:
@@ -113,7 +118,10 @@ class Batches:
         self.per_epoch = len(data.train) // batch
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, step: int, view: int = 0) -> tuple[Tensor, Tensor]:
+        """The batch of a step; another `view` is another augmentation of the same samples."""
+        if step < 0:
+            return self.held_out((-1 - step) % HELD_OUT)
         epoch, position = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             gen = generator(self.seed, "order", epoch)
@@ -122,12 +130,35 @@ class Batches:
         part = self.data.train.take(index)
         x = part.x
         if self.data.augment:
-            x = self.data.augment(x, derive(self.seed, "augment", step))
-        return self.data.inputs(x), part.y
+            x = self.data.augment(x, derive(self.seed, "augment", step, *([view] if view else [])))
+        return self.data.inputs(x), part.y.long()
+
+    def validation_views(self, index: int) -> tuple[Tensor, Tensor]:
+        """Two augmentations of a large validation batch, always the same; labels of all rows."""
+        part = slice(index * self.data.score_batch, (index + 1) * self.data.score_batch)
+        x, y = self.data.validation.x[part], self.data.validation.y[part]
+        views = [x, x]
+        if self.data.augment:
+            seeds = [derive(self.seed, "validation view", index, view) for view in range(2)]
+            views = [self.data.augment(x, seed) for seed in seeds]
+        return self.data.inputs(torch.cat(views)), torch.cat([y, y])
+
+    def held_out(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k-th batch of the validation split in its own order, over and over."""
+        held = self.data.validation
+        if not len(held):
+            raise UserError(
+                "data.validation=0: the probe needs held-out samples; a share greater than 0"
+            )
+        part = held.take((torch.arange(self.batch) + k * self.batch) % len(held))
+        return self.data.inputs(part.x), part.y.long()
 
     def evaluation(self, split: str, index: int) -> tuple[Tensor, Tensor]:
-        """A batch to score: of a split, or (`split="step"`) the training batch of a step."""
-        return self(index) if split == "step" else self.data.score_batch(split, index)
+        """A batch to score: of a split, the training batch of a step (`split="step"`), or two
+        views of a validation batch (`split="views"`)."""
+        if split == "views":
+            return self.validation_views(index)
+        return self(index) if split == "step" else self.data.scoring(split, index)
 
 
 def hold_out(train: Split, share: float, limit: int) -> tuple[Split, Split]:
@@ -141,13 +172,18 @@ def hold_out(train: Split, share: float, limit: int) -> tuple[Split, Split]:
 def load(settings: Settings) -> DataSet:
     """The data set that the settings name, with the validation split held out of train."""
     from treeprop_ray.config import recurrent
-    from treeprop_ray.data import images, sequences
+    from treeprop_ray.data import images, sequences, text
 
-    sets = {**images.SETS, "adding": sequences.adding}
+    sets = {**images.SETS, **text.SETS, "adding": sequences.adding}
     data = sets[settings.data.name](settings.data)
     if recurrent(settings):
         data = sequences.as_sequences(data, 2**settings.time.depth, settings.data.permuted)
-    train, validation = hold_out(data.train, settings.data.validation, settings.data.limit)
+    limit = settings.data.limit
+    if settings.data.name in text.OWN_VALIDATION:
+        train, validation = data.train, data.validation
+        train = Split(train.x[:limit], train.y[:limit]) if limit else train
+    else:
+        train, validation = hold_out(data.train, settings.data.validation, limit)
     dtype = torch.float64 if settings.precision == "float64" else torch.float32
     augment = AUGMENTS[settings.data.augment]
     return replace(data, train=train, validation=validation, dtype=dtype, augment=augment)

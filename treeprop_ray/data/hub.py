@@ -43,10 +43,15 @@ def hub_reachable() -> bool:
         return False
 
 
+def prepare_offline() -> None:
+    """Before the import of a hub library: without a network, no minute of retries."""
+    if not hub_reachable():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
 def load_split(repo: str, split: str, root: str | None, config: str | None = None) -> Any:
     """A split as a `datasets.Dataset`, from the local root if it has the set, else the network."""
-    if not hub_reachable():
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import: no minute of retries
+    prepare_offline()
     import datasets
 
     datasets.disable_progress_bars()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeprop_ray.factor import full
@@ -138,13 +138,22 @@ def score_network(
     through = network_through(network)
 
     def score(z: Tensor, y: Tensor) -> tuple[float, int, int]:
-        return count(through(network.tree.head, z), y)
+        with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
+            return count(network.block(network.tree.head), z, y)
 
     return score_paths(network.tree, paths, batches, through, score)
 
 
-def count(logits: Tensor, y: Tensor) -> tuple[float, int, int]:
-    """Summed cross-entropy, number of correct labels, number of labels."""
-    logits, y = full(logits).flatten(0, -2), y.to(logits.device).flatten()
+@torch.no_grad()
+def count(head: nn.Module, z: Tensor, y: Tensor) -> tuple[float, int, int]:
+    """Summed cross-entropy, number of correct labels, number of labels at the head.
+
+    A head may bring its own `count(state, labels)` (in chunks over a large vocabulary).
+    """
+    if hasattr(head, "count"):
+        found: tuple[float, int, int] = head.count(z, y.to(z.device))  # type: ignore[operator]
+        return found
+    logits = full(head(z)).flatten(0, -2)
+    y = y.to(logits.device).flatten()
     loss = F.cross_entropy(logits, y, reduction="sum")
     return float(loss), int((logits.argmax(-1) == y).sum()), y.numel()

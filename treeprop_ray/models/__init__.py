@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def blueprint(settings: Settings, data: DataSet | Shape) -> Blueprint:
     """How to make each part of the network that the settings name, for this data."""
-    from treeprop_ray.models import mlp, vit
+    from treeprop_ray.models import gpt, mlp, vit
 
-    make = {"mlp": mlp.blueprint, "vit": vit.blueprint}[settings.model.name]
+    make = {"mlp": mlp.blueprint, "vit": vit.blueprint, "gpt": gpt.blueprint}[settings.model.name]
     return make(settings.model, data.input_shape, data.classes, family_of(settings))

@@ -24,8 +24,9 @@ from treeprop_ray.config import Settings, run_name
 from treeprop_ray.data import Batches, DataSet
 from treeprop_ray.engine import runtime, transport
 from treeprop_ray.engine.actors import Role
-from treeprop_ray.engine.base import Score, Span, State, StepReport
+from treeprop_ray.engine.base import Score
 from treeprop_ray.engine.driver import Driver
+from treeprop_ray.engine.recovery import RecoveringEngine
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.placement import Cluster, Plan, check_fits, resources
 from treeprop_ray.rule import Piece
@@ -75,6 +76,11 @@ class DepthHost(Owner):
         self.depth = Depth(cell, d, rule, self.autocast)  # type: ignore[arg-type]
         self.top = d == rule.depth - 1
 
+    def forget(self) -> None:
+        """Drop everything of a step that was under way."""
+        super().forget()
+        self.depth.forget()
+
     def run(
         self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
@@ -105,6 +111,11 @@ class BoundaryHost(Owner):
         self.batch, self.network = batches, network
         self.readout = Readout(readout, self.autocast)
         self.current: tuple[int, Tensor, Tensor] | None = None
+
+    def forget(self) -> None:
+        """Drop everything of a step that was under way."""
+        super().forget()
+        self.readout.forget()
 
     def run(
         self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]
@@ -165,12 +176,26 @@ class TimeJob:
         return DepthHost(d, time_rule(s), make_part(s, self.shape, cell_name(d)), *rest)
 
 
-class TimeRayEngine:
-    """Drives the actors of a time tree."""
+class TimeRayEngine(RecoveringEngine):
+    """Drives the actors of a time tree, and recovers from lost ones."""
 
-    def __init__(self, job: TimeJob, made: Plan, splits: Mapping[str, int], owns_ray: bool) -> None:
-        s = job.settings
-        self.tree, self.splits, self.owns_ray = Tree(2**s.time.depth), splits, owns_ray
+    def __init__(
+        self,
+        settings: Settings,
+        shape: Shape,
+        optimizer: OptimizerRule,
+        splits: Mapping[str, int],
+        owns_ray: bool,
+    ) -> None:
+        self.shape, self.optimizer, self.splits = shape, optimizer, splits
+        super().__init__(settings, Tree(2**settings.time.depth), owns_ray)
+
+    def _plan(self, settings: Settings, cluster: Cluster) -> Plan:
+        return plan_time(settings, cluster)
+
+    def _start(self, made: Plan) -> None:
+        s = self.settings
+        job = TimeJob(s, self.shape, self.optimizer, made.device)
         calls = one_time_step(s.time.depth, s.microbatches)
         clip = job.optimizer.clips_globally
         roles = [
@@ -190,17 +215,14 @@ class TimeRayEngine:
         ]
         self.driver = Driver(made, roles, calls, clip, s.in_flight, s.transport, s.wave_timeout)
 
-    def step(self, step: int, report: bool) -> None:
-        self.driver.step(step, report)
-
-    def reports(self) -> list[StepReport]:
-        return self.driver.wait()
-
     def score(self, paths: Mapping[str, Sequence[int]], split: str) -> dict[str, Score]:
-        return self._score(paths, [(split, i) for i in range(self.splits[split])])
+        batches = [(split, i) for i in range(self.splits[split])]
+        scores: dict[str, Score] = self._guarded(lambda: self._score(paths, batches))
+        return scores
 
     def clean_loss(self, path: Sequence[int], step: int) -> float:
-        return self._score({"": path}, [("step", step)])[""].loss
+        scores: dict[str, Score] = self._guarded(lambda: self._score({"": path}, [("step", step)]))
+        return scores[""].loss
 
     def _score(
         self, paths: Mapping[str, Sequence[int]], batches: Sequence[tuple[str, int]]
@@ -212,27 +234,8 @@ class TimeRayEngine:
         )[0]
         return found
 
-    def state(self) -> State:
-        from treeprop_ray.engine.ray import collect_state
 
-        return collect_state(self.driver)
-
-    def load(self, state: State, step: int = 0) -> None:
-        packed = [{k: transport.to_array(v) for k, v in part.items()} for part in state]
-        self.driver.get([a.load.remote(*packed) for a in self.driver.actors])
-
-    def spans(self) -> list[Span]:
-        self.driver.wait()
-        usage = self.driver.get([a.usage.remote() for a in self.driver.actors])
-        return [span for _, _, spans in usage for span in spans]
-
-    def close(self) -> None:
-        self.driver.close()
-        if self.owns_ray:
-            runtime.stop()
-
-
-def time_plan(settings: Settings, cluster: Cluster) -> Plan:
+def plan_time(settings: Settings, cluster: Cluster) -> Plan:
     """One actor per depth and one boundary; raises UserError when they can never fit."""
     run = run_name(settings)
     names = (f"{run}/boundary", *(f"{run}/depth-{d}" for d in range(settings.time.depth)))
@@ -248,10 +251,8 @@ def build(settings: Settings, data: DataSet, total_steps: int) -> TimeRayEngine:
     """Start or join Ray and make one actor per depth and one boundary."""
     owns = runtime.start(settings.ray)
     try:
-        made = time_plan(settings, runtime.cluster())
         rule = optimizer_rule(settings, total_steps)
-        job = TimeJob(settings, data.shape, rule, made.device)
-        return TimeRayEngine(job, made, data.batch_counts, owns)
+        return TimeRayEngine(settings, data.shape, rule, data.batch_counts, owns)
     except BaseException:
         if owns:
             runtime.stop()

@@ -115,7 +115,7 @@ class TimeNetwork(nn.Module):
         device = next(self.parameters()).device
         for x, y in batches:
             for name, module in modules.items():
-                for i, value in enumerate(count(module(x.to(device)), y)):
+                for i, value in enumerate(count(module, x.to(device), y)):
                     sums[name][i] += value
         return {name: Score(loss / n, right / n) for name, (loss, right, n) in sums.items()}
 

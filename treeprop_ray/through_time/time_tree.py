@@ -77,6 +77,10 @@ class Depth:
         self._kept = _Pass(x, states_BMH, finer, hat_BMH, p_all.shape[1], left, right, swept)
         return finer.view(B, 2 * M, H), hat_BMH[:, -1]
 
+    def forget(self) -> None:
+        """Drop a pass that will not be finished."""
+        self._kept = None
+
     def _sweep(self, p: Tensor, tree: Tensor, once: Tensor, N: int) -> _Sweep:
         """h_1 … h_N after K sweeps from `tree`, h_0 … h_{N-1}; `once` is after the first."""
         before, after = tree, once
@@ -165,6 +169,10 @@ class Readout:
     def __init__(self, module: nn.Linear, autocast: Autocast) -> None:
         self.module, self.autocast = module, autocast
         self._asked: list[tuple[int, Tensor, Tensor, Tensor]] = []  # depth, h_N_hat, logits, slope
+
+    def forget(self) -> None:
+        """Drop questions of a step that will not be finished."""
+        self._asked = []
 
     def onehot(self, y: Tensor) -> Tensor:
         """Labels as `answer` takes them, made once for all depths."""
