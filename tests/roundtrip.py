@@ -77,14 +77,26 @@ def prepare(folder: Path) -> Path:
     return target
 
 
-def run(*words: str, show: bool = True) -> None:
-    """Run a command and show it as in a terminal, without colours."""
+def run(folder: Path, *words: str, show: bool = True) -> None:
+    """Run a command and show it as in a terminal."""
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if show:
-        print(f"$ {shlex.join(words)}")
-        print(re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).rstrip(), flush=True)
+        print(clean(f"$ {shlex.join(words)}\n{done.stdout}", folder), flush=True)
     if done.returncode:
         print(f"exit code {done.returncode}", flush=True)
+
+
+def clean(text: str, folder: Path) -> str:
+    """Without colours, time stamps, this machine's folder, and what Ray says only to itself."""
+    kept = []
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", text).replace(str(folder), "FOLDER").splitlines():
+        stamp = re.match(r"[-\d]+ [:,\d]+\t(\w+) (\w+)\.py:\d+ -- ?", line)
+        verbose = stamp and (stamp[1] in ("VINFO", "VVINFO", "VWARN", "WARN"))
+        internal = stamp and stamp[2] in ("node_provider", "command_runner", "cli_output_helpers")
+        mount = line.startswith(" To ensure this mount")
+        if not (verbose or internal or mount):
+            kept.append(line[stamp.end() :] if stamp else line)
+    return "\n".join(kept).rstrip()
 
 
 def without_token() -> int:
@@ -97,59 +109,71 @@ def without_token() -> int:
 
 
 def survivors() -> list[str]:
-    """Command lines of all other processes of this namespace."""
+    """Command lines of all other processes of this namespace; sshd is ours."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and entry.name != "1":
+        if entry.name.isdigit() and entry.name not in ("1", str(os.getpid())):
             try:
                 line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             except OSError:
                 continue
-            found += [line] if line else []  # a process without one has ended and is not yet reaped
+            found += [line] if line and "sshd" not in line else []
     return found
 
 
-def main() -> None:
-    if os.getpid() != 1:
-        sys.exit("refused: not in a process namespace of its own, `ray down` would end others' Ray")
-    folder = Path(sys.argv[1]).resolve()
+def round_trip(folder: Path) -> None:
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["PATH"] = f"{BIN}:{os.environ['PATH']}"
     os.environ.pop("RAY_ADDRESS", None)
     file = str(prepare(folder))
     os.chdir(ROOT)
-    print("$ ray get-auth-token --generate > /dev/null")
-    run("ray", "get-auth-token", "--generate", show=False)
-    run("ray", "up", "--yes", "--no-config-cache", "--disable-usage-stats", file)
+    print("$ export RAY_AUTH_MODE=token\n$ ray get-auth-token --generate > /dev/null")
+    run(folder, "ray", "get-auth-token", "--generate", show=False)
+    run(folder, "ray", "up", "--yes", "--no-config-cache", "--disable-usage-stats", file)
     forward = subprocess.Popen(
         ["ray", "dashboard", "--port", str(FORWARD), file],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    print(f"$ ray dashboard --port {FORWARD} {file} &")
+    print(f"$ ray dashboard --port {FORWARD} FOLDER/onprem.yaml &")
+    answer = 0
     for _ in range(100):
         try:
             answer = without_token()
             break
         except OSError:
             time.sleep(0.3)
-    print(f"without the token the dashboard answers {answer}")
+    print(f"(without the token the dashboard answers {answer})")
     os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{FORWARD}"
+    print(f"$ export RAY_API_SERVER_ADDRESS=http://127.0.0.1:{FORWARD}")
     train = (
         "python -m treeprop_ray.train engine=ray placement=packed hosts=2 cpus_per_actor=0.5 "
-        "steps=20 name=sweep out=shared/runs"
+        "steps=100 name=first out=shared/runs"
     )
-    run("ray", "job", "submit", "--", "bash", "-c", f"cd ~ && {train}")
-    run("ray", "rsync-down", file, "~/shared/runs/", f"{folder}/fetched/")
-    run("ls", f"{folder}/fetched/sweep")
+    run(folder, "ray", "job", "submit", "--", "bash", "-c", f"cd ~ && {train}")
+    run(folder, "ray", "rsync-down", file, "~/shared/runs/", f"{folder}/fetched/")
+    run(folder, "ls", f"{folder}/fetched/first")
     os.killpg(forward.pid, 15)
     forward.wait()
-    run("ray", "down", "--yes", file)
+    run(folder, "ray", "down", "--yes", file)
     deadline = time.monotonic() + 20
-    while (left := [s for s in survivors() if "sshd" not in s]) and time.monotonic() < deadline:
+    while (left := survivors()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    print(f"left: {left}")
+    print(f"processes left: {left or 'none'}")
+
+
+def main() -> None:
+    if os.getpid() != 1:
+        sys.exit("refused: not in a process namespace of its own, `ray down` would end others' Ray")
+    child = os.fork()
+    if child == 0:
+        round_trip(Path(sys.argv[1]).resolve())
+        return
+    while True:  # process 1 must reap orphans, else `ray stop` waits for them
+        ended, status = os.wait()
+        if ended == child:
+            sys.exit(os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

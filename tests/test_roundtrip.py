@@ -36,8 +36,8 @@ def test_up_submit_fetch_down_leaves_no_process(tmp_path: Path) -> None:
     assert done.returncode == 0 and "exit code" not in shown, shown
     assert "without the token the dashboard answers 401" in shown, shown
     assert re.search(r"Job 'raysubmit_\w+' succeeded", shown), shown
-    assert (tmp_path / "fetched" / "sweep" / "summary.json").is_file()
-    assert shown.rstrip().endswith("left: []"), shown
+    assert (tmp_path / "fetched" / "first" / "summary.json").is_file()
+    assert shown.rstrip().endswith("processes left: none"), shown
 
 
 def test_it_refuses_to_run_where_others_have_processes(tmp_path: Path) -> None:
