@@ -125,10 +125,10 @@ def notes(hop: float) -> list[str]:
         f"""**Nothing in this table was measured.** Network: Transformer blocks of GPT-2 large
 (width {net.width}, {net.tokens} tokens, vocabulary {net.vocabulary}), the last with the
 language-model head; batch {net.batch} sequences, the same for all methods. GPU:
-{gpu.peak / 1e12:.0f} TFLOP/s (bf16) at {100 * gpu.share:.0f} %, less for pieces of few tokens, with
-{MEMORY / 1e9:.0f} GB. Links: {rates}. Ray, as on this machine: {1000 * hop:.1f} ms from call to call
-(fitted, see bench_plan_check.md) and {1000 * SUBMIT:.2f} ms of the driver per call. GPipe and DP are
-priced without Ray.""",
+{gpu.peak / 1e12:.0f} TFLOP/s (bf16) at {100 * gpu.share:.0f} %, less for pieces of few tokens,
+with {MEMORY / 1e9:.0f} GB. Links: {rates}. Ray, as on this machine: {1000 * hop:.1f} ms from call
+to call (fitted, see bench_plan_check.md) and {1000 * SUBMIT:.2f} ms of the driver per call. GPipe
+and DP are priced without Ray.""",
         "",
         f"""TreeProp: beta = 0, packed layout, objective=node. GPipe: stages of equal length, one
 forward one backward. DP: data-parallel backpropagation, ring all-reduce, half of it hidden; at most
