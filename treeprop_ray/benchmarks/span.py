@@ -210,6 +210,7 @@ def row_of(emulation: Emulation, N: int, t: float) -> dict[str, Any]:
         row[f"ideal{short}"] = ideal
         row[f"reached (%){short}"] = round(100 * chain / seconds / ideal)
         if counting == "paper":
+            row["chain of few stages (ms)"] = 1000 * few
             row["reached (%), few stages"] = round(100 * few / seconds / ideal)
     assert emulation.driver is not None
     row["calls per step"] = emulation.driver.calls_per_step

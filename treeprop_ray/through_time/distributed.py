@@ -43,7 +43,7 @@ class DepthHost(Owner):
 
     def __init__(self, window: Window, rule: TimeRule, cell: nn.Module, *rest: Any) -> None:
         super().__init__({cell_name(window.d): cell}, *rest)
-        self.window, self.leads = window, window.j == 0
+        self.window, self.leads, self.cell = window, window.j == 0, cell
         self.depth = Depth(cell, window.d, rule, self.autocast)  # type: ignore[arg-type]
 
     def forget(self) -> None:
@@ -67,7 +67,7 @@ class DepthHost(Owner):
             for k in range(self.window.S)
         ]
         total = torch.stack(grads).sum(0)
-        parameters = list(self.depth.cell.parameters())
+        parameters = list(self.cell.parameters())
         for p, g in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
             p.grad = g.view_as(p)
         return {}
@@ -93,7 +93,7 @@ class DepthHost(Owner):
         return {name: made[name] for name in call.outputs}
 
     def _gradients(self) -> Tensor:
-        grads = [p.grad for p in self.depth.cell.parameters()]
+        grads = [p.grad for p in self.cell.parameters()]
         return torch.cat([g.flatten() for g in grads if g is not None])
 
     def report(self, step: int, norms: bool) -> StepReport:
