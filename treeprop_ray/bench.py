@@ -4,6 +4,7 @@
     python -m treeprop_ray.bench step engine=ray        # two actors against one process
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
+    python -m treeprop_ray.bench tt_span                # the same on emulated devices
     python -m treeprop_ray.bench faults                 # twenty killed actors
     python -m treeprop_ray.bench snapshots              # step time with and without recovery points
     python -m treeprop_ray.bench pipeline               # beside torch.distributed.pipelining
@@ -30,6 +31,7 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "step": "step_local.run",
     "span": "span.run",
     "tt": "tt.run",
+    "tt_span": "tt_span.run",
     "faults": "faults.run",
     "snapshots": "faults.run_snapshots",
     "pipeline": "pipeline.run",
