@@ -134,7 +134,8 @@ def write(out: str, rows: Sequence[Mapping[str, Any]]) -> str:
 NOTES = [
     "**Emulated** as in bench_span.md, in the same run and on the same actors; N layers, no head. "
     "One batch needs N forwards, and a backward of the last layer: the others' backwards run "
-    "beside the next forwards. The BP chain is that of few stages. Ideal 2N / (N + 1), 1.78 for N = 8, as the paper counts: a forward "
+    "beside the next forwards. The BP chain is that of few stages. Ideal 2N / (N + 1), 1.78 for "
+    "N = 8, as the paper counts: a forward "
     "of the two views is one unit.",
     "",
     "`CFF+M (ms)`: one step alone. `step to step`: as many steps in flight as actors; a batch "
