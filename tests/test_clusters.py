@@ -15,6 +15,9 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 )
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from treeprop_ray import config, doctor, tune
+from treeprop_ray.sweep.space import shipped
+
 ROOT = Path(__file__).parent.parent
 CLUSTERS = ROOT / "clusters"
 LAUNCHER = ["gpu.yaml", "gpu-gcp.yaml", "onprem.yaml"]
@@ -122,8 +125,22 @@ def test_ray_reads_the_kubernetes_manifest(spec: str) -> None:
 def test_the_job_ends_its_pods() -> None:
     spec = kube("RayJob")["spec"]
     assert spec["shutdownAfterJobFinishes"] and spec["submissionMode"] == "SidecarMode"
-    assert spec["entrypoint"].startswith("python -m treeprop_ray.tune ")
-    assert "out=/mnt/shared/" in spec["entrypoint"]
+    python, _, module, *words = spec["entrypoint"].split()
+    assert (python, module) == ("python", "treeprop_ray.tune")
+    settings = tune.load(words)
+    assert settings.sweep in shipped() and not settings.overrides
+    assert settings.storage.startswith("/mnt/shared/") and settings.out.startswith("/mnt/shared/")
+
+
+def test_the_six_commands_are_ones_that_the_programs_take() -> None:
+    text = (CLUSTERS / "README.md").read_text()
+    jobs = re.findall(r"-- python -m treeprop_ray\.(\w+) ([^`#\n]*)", text)
+    assert {name for name, _ in jobs} == {"doctor", "tune", "train"}
+    for name, words in jobs:
+        load = {"doctor": doctor.load, "tune": tune.load, "train": config.load}[name]
+        load(words.split())
+    for word in ("up", "dashboard", "job submit", "rsync-down", "down"):
+        assert f"\nray {word} " in text
 
 
 # -- Grafana ---------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 `price` walks the calls of a step (schedule.py) in the order in which the driver submits them. A
 call starts when the driver has submitted it, its actor is free and its inputs have arrived. It
 takes the time of its ops; what it makes leaves over its actor's link, one packet after the other.
-The longest path through all this is the step. Data-parallel backpropagation is a formula. Pure Python.
+The longest path through all this is the step. Data-parallel backpropagation is a formula.
 """
 
 from __future__ import annotations

@@ -125,10 +125,10 @@ def notes(hop: float) -> list[str]:
         f"""**Nothing in this table was measured.** Network: Transformer blocks of GPT-2 large
 (width {net.width}, {net.tokens} tokens, vocabulary {net.vocabulary}), the last with the
 language-model head; batch {net.batch} sequences, the same for all methods. GPU:
-{gpu.peak / 1e12:.0f} TFLOP/s (bf16) at {100 * gpu.share:.0f} %, less for pieces of few tokens, with
-{MEMORY / 1e9:.0f} GB. Links: {rates}. Ray, as on this machine: {1000 * hop:.1f} ms from call to call
-(fitted, see bench_plan_check.md) and {1000 * SUBMIT:.2f} ms of the driver per call. GPipe and DP are
-priced without Ray.""",
+{gpu.peak / 1e12:.0f} TFLOP/s (bf16) at {100 * gpu.share:.0f} %, less for pieces of few tokens,
+with {MEMORY / 1e9:.0f} GB. Links: {rates}. Ray, as on this machine: {1000 * hop:.1f} ms from call
+to call (fitted, see bench_plan_check.md) and {1000 * SUBMIT:.2f} ms of the driver per call. GPipe
+and DP are priced without Ray.""",
         "",
         f"""TreeProp: beta = 0, packed layout, objective=node. GPipe: stages of equal length, one
 forward one backward. DP: data-parallel backpropagation, ring all-reduce, half of it hidden; at most
@@ -185,8 +185,11 @@ def emulated(N: int, t: float, hop: float, chain: bool) -> float:
 
 def check_span(measured: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, Any]], float]:
     """Rows for every run of bench span; Ray's hop is fitted to one of them, N = 8 at t = 20 ms."""
-    columns = ("t (ms)", "tree (ms)", "chain (ms)")
-    given = [(int(r["N"]), *(float(r[c]) / 1e3 for c in columns)) for r in measured]
+    columns = ("t (ms)", "tree (ms)", "chain of few stages (ms)")
+    given = []
+    for r in measured:
+        t, tree, chain = (float(r[c]) / 1e3 for c in columns)
+        given.append((int(r["N"]), t, tree, chain))
     target = next(tree for N, t, tree, _ in given if (N, t) == (8, 0.02))
     low, high = 0.0, 0.02
     for _ in range(40):

@@ -73,8 +73,13 @@ def plan_for(settings: Settings, cluster: Cluster) -> Plan:
         from treeprop_ray.through_time.distributed import plan_time
 
         return plan_time(settings, cluster)
-    tree = Tree(settings.model.blocks + 1, settings.split)
-    return plan(settings, tree, cluster, config.run_name(settings))
+    return plan(settings, tree_of(settings), cluster, config.run_name(settings))
+
+
+def tree_of(settings: Settings) -> Tree:
+    """The tree of an experiment, whether or not its data is here."""
+    model = settings.model
+    return Tree(model.blocks + (0 if model.output_block else 1), settings.split)
 
 
 def placement(settings: Settings, cluster: Cluster) -> Finding:

@@ -23,13 +23,15 @@ REQUIRED = {"python": ">=3.10", "torch": ">=2.6", "torchvision": ">=0.21", "ray"
 AUTH_SINCE = ">=2.52"  # the first Ray with token authentication
 GB = 1e9
 
-EMBEDDED = {"digits": "scikit-learn", "adding": "made"}
+EMBEDDED = {"digits": "scikit-learn", "adding": "made", "topics": "Python"}
 # data.name -> folder below the data root
 HUB_SETS = {
     "mnist": "ylecun/mnist",
     "cifar10": "uoft-cs/cifar10",
     "cifar100": "uoft-cs/cifar100",
     "tinyimagenet": "zh-plus/tiny-imagenet",
+    "wikitext2": "Salesforce/wikitext/wikitext-2-v1",
+    "wikitext103": "Salesforce/wikitext/wikitext-103-v1",
 }
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from treeprop_ray import config
-from treeprop_ray.checkup.cluster import plan_for
+from treeprop_ray.checkup.cluster import plan_for, tree_of
 from treeprop_ray.config import Settings
 from treeprop_ray.errors import TrainingError, UserError
 from treeprop_ray.placement import Plan, stages
@@ -82,7 +82,7 @@ def held(settings: Settings, made: Plan) -> list[tuple[str, str]]:
         return [("data, readout", "?"), *((text, "?") for text in depths)]
     from treeprop_ray.engine.job import owners
 
-    tree = Tree(settings.model.blocks + 1, settings.split)
+    tree = tree_of(settings)
     is_tree = settings.method == "tree"
     owner = owners(tree, made, is_tree)
     counts = _counts(settings, tree)
