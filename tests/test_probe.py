@@ -64,6 +64,8 @@ def test_gradients_are_those_of_autograd(N: int, rule: dict[str, Any], objective
     cosine = float(torch.dot(g, g_hat) / (g.norm() * g_hat.norm()))
     assert row["cosine"] == pytest.approx(cosine, rel=1e-9)
     assert row["descent"] == float((g_hat - g).norm() < g.norm())
+    head = flat(cross_entropy(network.chain()(x), y), list(network.block((N - 1, N)).parameters()))
+    assert row[f"share/{N - 1}-{N}"] == pytest.approx(float((head.norm() / g.norm()) ** 2))
 
 
 @pytest.mark.parametrize("rule", [GAUSSIAN, BERNOULLI, {**GAUSSIAN, "correction": "vjp"}])
@@ -168,13 +170,19 @@ def test_gaussian_bound_stays_above_the_likelihood_of_many_draws() -> None:
 
 def test_leak_is_clean_minus_tree_at_every_spine_node() -> None:
     network = tiny_network(8)
-    calm = engine_of(network, Rule(objective="node_all_ce")).probe(2, 0)
-    wild = engine_of(network, Rule(alpha=1, beta=1, correction="vjp")).probe(2, 0)
-    for node in network.tree.spine:
-        assert calm[f"leak/{node.n}"] == pytest.approx(0, abs=1e-12)  # no label in any state
-    first, *deeper = (wild[f"leak/{node.n}"] for node in network.tree.spine)
-    assert first == pytest.approx(0, abs=1e-12)  # the root meets the label for the first time
-    assert all(leak > 0.01 for leak in deeper)
+    x, y = tiny_batches()(-1)
+    calm = Rule(objective="node_all_ce")
+    wild = Rule(objective="node_all_ce", alpha=1, beta=1, correction="vjp")
+    for rule in (calm, wild):
+        row = engine_of(network, rule).probe(1, 0)
+        _, terms = tree_objective(network, rule, x, y, cut(-1, 6, 1)[0])
+        for node, path in zip(network.tree.spine, network.tree.spine_paths, strict=True):
+            clean = float(cross_entropy(network.path(path)(x), y).detach())
+            tree = float(terms[node.n]["ce"])
+            assert row[f"leak/{node.n}"] == pytest.approx(clean - tree, rel=1e-9, abs=1e-12)
+            # no label is in any state without correction, nor in what the root reads
+            moved = rule is wild and node is not network.tree.root
+            assert (abs(clean - tree) > 0.01) == moved
 
 
 # -- schedule -------------------------------------------------------------------------------------
@@ -265,6 +273,27 @@ def test_command_adds_a_row_to_a_finished_run(command: Command, tmp_path: Path) 
     assert math.isnan(changed.loc[20, "F"]) and not math.isnan(changed.loc[40, "F"])
     for name in ("alignment", "blocks", "kl", "tree", "leak", "bound"):
         assert (folder / "figures" / f"probe_{name}.png").stat().st_size > 1000
+    out = tmp_path / "results"
+    assert command("probe", "mode=table", f"run=[{folder}]", f"out={out}").code == 0
+    text = (out / "probe.md").read_text()
+    assert "## one" in text and "python -m treeprop_ray.probe mode=table" in text
+    assert len(pd.read_csv(out / "probe" / "one.csv")) == 3
+    assert (out / "probe" / "one-probe_alignment.png").is_file()
+
+
+def test_table_says_what_the_rows_say() -> None:
+    from treeprop_ray.probe_table import verdict
+
+    steps = range(6)
+    rising = {"cosine": [0.2, 0.3, 0.4, 0.5, 0.6, 0.7], "kl/1": [6, 5, 4, 3, 2, 1]}
+    falling = {"cosine": [0.7, 0.6, 0.5, 0.4, 0.3, -0.2], "kl/1": [1, 2, 3, 4, 5, 6]}
+    for given, words in (
+        (rising, ("positive at 6 of 6", "it rises", "KL of 1 of 1")),
+        (falling, ("positive at 5 of 6", "it does not rise", "KL of 0 of 1", "smallest -0.200")),
+    ):
+        rows = pd.DataFrame({"step": steps, **given, "descent": [1.0] * 6})
+        text = verdict(rows.assign(kl=rows["kl/1"]))
+        assert all(word in text for word in words), text
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class RunFolder:
     """results/runs/<name>: made new, or taken up where an earlier run left off."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, command: str | None = None) -> None:
+        self.settings, self.command = settings, command
         self.name = config.run_name(settings)
         self.path = Path(settings.out) / self.name
         self.storage = checkpoints_of(settings, self.path)
@@ -83,7 +83,7 @@ class RunFolder:
     def write_summary(self, figures: Mapping[str, Any]) -> None:
         """summary.json, written aside and renamed."""
         aside = self.path / "summary.json.tmp"
-        aside.write_text(json.dumps({**figures, **provenance()}, indent=2) + "\n")
+        aside.write_text(json.dumps({**figures, **provenance(self.command)}, indent=2) + "\n")
         aside.replace(self.path / "summary.json")
 
 
@@ -99,14 +99,17 @@ def _reason(error: Exception) -> str:
     return text or repr(error)
 
 
-def provenance() -> dict[str, Any]:
-    """Versions, hardware, command, commit and date: what a figure needs beside it."""
+def provenance(command: str | None = None) -> dict[str, Any]:
+    """Versions, hardware, command, commit and date: what a figure needs beside it.
+
+    `command` stands in for this process's own where that is not what a user would repeat.
+    """
     import torch
 
     packages = ("treeprop_ray", "torch", "ray", "numpy", "omegaconf", "safetensors")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
+        "command": command or this_command(),
         "commit": _commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
@@ -117,6 +120,11 @@ def provenance() -> dict[str, Any]:
             "gpus": gpus,
         },
     }
+
+
+def this_command() -> str:
+    """The command of this process, as a user would type it."""
+    return shlex.join(["python", "-m", _module(), *sys.argv[1:]])
 
 
 def _module() -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeprop_ray import cli, config
@@ -50,16 +50,24 @@ def run(settings: Settings) -> int:
 class Trainer:
     """Takes an engine through the steps of a run; knows nothing of what a network is made of."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        command: str | None = None,
+        on_epoch: Callable[[int, Mapping[str, Score]], None] | None = None,
+    ) -> None:
+        """`command` is recorded in the summary; `on_epoch` hears of each evaluation."""
         from treeprop_ray.data import Batches, load
         from treeprop_ray.runs import RunFolder
 
         self.settings = settings
-        self.folder = RunFolder(settings)
+        self.folder = RunFolder(settings, command)
+        self.on_epoch = on_epoch
         self.data = load(settings)
         self.per_epoch = Batches(self.data, settings.batch, settings.seed).per_epoch
         self.total_steps = min(settings.steps or sys.maxsize, settings.epochs * self.per_epoch)
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
+        self.validation: Mapping[str, Score] = {}  # scores after the last step
         self.wall = 0.0
         self.start = 0
         self.prober: Prober | None = None
@@ -134,7 +142,7 @@ class Trainer:
             self.log.step(done, epoch, self.engine.reports(), clean)
         scores: Mapping[str, Score] = {}
         if ends_epoch and (epoch % s.eval_every == 0 or done == self.total_steps):
-            scores = self.engine.score(self.paths, "validation")
+            self.validation = scores = self.engine.score(self.paths, "validation")
             self.log.epoch(done, epoch, scores)
             shown = {name: self.outline.show(v).strip() for name, v in scores.items()}
             bar.line(
@@ -146,6 +154,8 @@ class Trainer:
         bar.advance()
         if saves or done == self.total_steps:
             self._save(done, epoch, scores, self.wall + time.perf_counter() - began)
+        if scores and self.on_epoch:
+            self.on_epoch(epoch, scores)
 
     def _save(self, step: int, epoch: int, scores: Mapping[str, Score], wall: float) -> None:
         from treeprop_ray import checkpoint
@@ -168,7 +178,9 @@ class Trainer:
         from treeprop_ray import figures, timeline
 
         s = self.settings
-        scores = {split: self.engine.score(self.paths, split) for split in ("validation", "test")}
+        if not self.validation:  # a finished run whose summary was lost
+            self.validation = self.engine.score(self.paths, "validation")
+        scores = {"validation": self.validation, "test": self.engine.score(self.paths, "test")}
         table = table_of(self.outline, self.paths, scores)
         weights, _ = self.engine.state()
         deployed = self.outline.deployed

@@ -21,7 +21,12 @@ from ray.exceptions import (
     RayError,
     RayTaskError,
 )
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from treeprop_ray.engine.actors import Role, actor_class
@@ -63,6 +68,7 @@ class Driver:
         self.probes = probes or {}
         self.transport, self.direct = transport, transport != "store"
         self.group: PlacementGroup | None = None
+        self.owns_group, self.first_bundle = True, 0
         self.actors: list[Any] = []
         self.flight: deque[list[Any]] = deque()
         self.last: list[StepReport] = []
@@ -75,7 +81,8 @@ class Driver:
         self._bind()
 
     def _make(self) -> None:
-        self.group = placement_group(self.plan.bundles, strategy=self.plan.strategy)
+        self._take_group()
+        assert self.group is not None
         if not self.group.wait(GROUP_SECONDS):
             raise PlacementBusy(
                 f"placement cannot fit now: {len(self.roles)} bundles of {self.plan.bundles[0]} "
@@ -84,6 +91,15 @@ class Driver:
         self.actors = [self._actor_anew(index) for index in range(len(self.roles))]
         self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
         self._join()
+
+    def _take_group(self) -> None:
+        """A Tune trial comes with a placement group whose last bundles are ours; else make one."""
+        around, count = get_current_placement_group(), len(self.roles)
+        if around is not None and around.bundle_specs[-count:] == self.plan.bundles:
+            self.group, self.owns_group = around, False
+            self.first_bundle = len(around.bundle_specs) - count
+        else:
+            self.group = placement_group(self.plan.bundles, strategy=self.plan.strategy)
 
     def _actor(self, index: int) -> Any:
         """Start the actor of a role in its bundle. Ray must not restart it: state would be lost."""
@@ -96,7 +112,7 @@ class Driver:
                 max_restarts=0,
                 max_task_retries=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self.group, placement_group_bundle_index=index
+                    self.group, placement_group_bundle_index=self.first_bundle + index
                 ),
             )
             .remote(self.roles[index])
@@ -262,9 +278,9 @@ class Driver:
                 ray.kill(actor)
         self.actors = []
         self.flight.clear()
-        if self.group is not None:
+        if self.group is not None and self.owns_group:
             remove_placement_group(self.group)
-            self.group = None
+        self.group = None
 
 
 def first_line(error: BaseException) -> str:

@@ -23,7 +23,6 @@ from treeprop_ray.engine.job import (
 )
 from treeprop_ray.engine.recovery import RecoveringEngine
 from treeprop_ray.measure import probe_parts
-from treeprop_ray.network import STEM
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.placement import Cluster, Plan, plan
 from treeprop_ray.probe_row import combine
@@ -143,14 +142,13 @@ def build(settings: Settings, data: DataSet, total_steps: int) -> RayEngine:
     shape = data.shape
     print_ = blueprint(settings, shape)
     tree = Tree(print_.N, settings.split)
-    stem = print_.build(STEM, settings.seed)
     job = Job(
         tree=tree,
         rule=Rule.of(settings, print_.family, data.labels_per_sample),
         optimizer=OptimizerRule.of(settings, total_steps),
         parts=partial(parts_from_settings, settings, shape),
         batches=partial(batches_from_settings, settings),
-        stem_trains=any(p.requires_grad for p in stem.parameters()),
+        stem_trains=print_.stem_trains,
         batch=settings.batch,
         samples=len(data.train),
         splits=data.batch_counts,
