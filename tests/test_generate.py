@@ -111,6 +111,9 @@ def test_generate_and_hugging_face_export(command: Command, tmp_path: Path) -> N
     assert drafted.out == plain.out and "drafts accepted, same text as plain: yes" in drafted.err
     sampled = command("generate", f"run={run}", *told[:2], "top_k=5", "path=[0,2,3,4]")
     assert sampled.code == 0
+    timed = command("bench", "generate", f"run={run}", "rounds=1", "steps=1", f"out={tmp_path}")
+    table = (tmp_path / "bench_generate.md").read_text()
+    assert timed.code == 0 and table.count("| greedy ") == 7 and "| no " not in table
 
     _, samples, _, network = open_run(str(run), "last", None)
     x = samples.inputs(samples.test.x[:2])
@@ -137,6 +140,23 @@ def test_mistakes_are_named(command: Command, tmp_path: Path) -> None:
     assert "give a run folder" in command("generate").err
     assert "prompt= : at least one" in command("generate", f"run={run}", "prompt=").err
     assert "temperature=-1" in command("generate", f"run={run}", "temperature=-1").err
+
+
+def test_memory_counts_a_process_and_its_children() -> None:
+    import os
+    import subprocess
+    import sys
+
+    from treeprop_ray.benchmarks.gpt import family_of, memory_of
+
+    before = memory_of(os.getpid())
+    held = "x = b'1' * 100_000_000; print(len(x), flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", held], **pipes) as child:  # type: ignore[call-overload]
+        child.stdout.readline()
+        assert child.pid in family_of(os.getpid())
+        assert memory_of(os.getpid()) > before + 90_000_000
+        child.communicate(b"\n")
 
 
 def test_compare_writes_a_table_from_summaries(command: Command, tmp_path: Path) -> None:

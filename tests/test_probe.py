@@ -64,6 +64,8 @@ def test_gradients_are_those_of_autograd(N: int, rule: dict[str, Any], objective
     cosine = float(torch.dot(g, g_hat) / (g.norm() * g_hat.norm()))
     assert row["cosine"] == pytest.approx(cosine, rel=1e-9)
     assert row["descent"] == float((g_hat - g).norm() < g.norm())
+    head = flat(cross_entropy(network.chain()(x), y), list(network.block((N - 1, N)).parameters()))
+    assert row[f"share/{N - 1}-{N}"] == pytest.approx(float((head.norm() / g.norm()) ** 2))
 
 
 @pytest.mark.parametrize("rule", [GAUSSIAN, BERNOULLI, {**GAUSSIAN, "correction": "vjp"}])
@@ -265,6 +267,27 @@ def test_command_adds_a_row_to_a_finished_run(command: Command, tmp_path: Path) 
     assert math.isnan(changed.loc[20, "F"]) and not math.isnan(changed.loc[40, "F"])
     for name in ("alignment", "blocks", "kl", "tree", "leak", "bound"):
         assert (folder / "figures" / f"probe_{name}.png").stat().st_size > 1000
+    out = tmp_path / "results"
+    assert command("probe", "mode=table", f"run=[{folder}]", f"out={out}").code == 0
+    text = (out / "probe.md").read_text()
+    assert "## one" in text and "python -m treeprop_ray.probe mode=table" in text
+    assert len(pd.read_csv(out / "probe" / "one.csv")) == 3
+    assert (out / "probe" / "one-probe_alignment.png").is_file()
+
+
+def test_table_says_what_the_rows_say() -> None:
+    from treeprop_ray.probe_table import verdict
+
+    steps = range(6)
+    rising = {"cosine": [0.2, 0.3, 0.4, 0.5, 0.6, 0.7], "kl/1": [6, 5, 4, 3, 2, 1]}
+    falling = {"cosine": [0.7, 0.6, 0.5, 0.4, 0.3, -0.2], "kl/1": [1, 2, 3, 4, 5, 6]}
+    for given, words in (
+        (rising, ("positive at 6 of 6", "it rises", "KL of 1 of 1")),
+        (falling, ("positive at 5 of 6", "it does not rise", "KL of 0 of 1", "smallest -0.200")),
+    ):
+        rows = pd.DataFrame({"step": steps, **given, "descent": [1.0] * 6})
+        text = verdict(rows.assign(kl=rows["kl/1"]))
+        assert all(word in text for word in words), text
 
 
 @pytest.mark.parametrize(

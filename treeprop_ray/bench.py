@@ -4,7 +4,9 @@
     python -m treeprop_ray.bench step engine=ray        # two actors against one process
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
-    python -m treeprop_ray.bench faults                 # killed actors; cost of recovery points
+    python -m treeprop_ray.bench tt_span                # the same on emulated devices
+    python -m treeprop_ray.bench faults                 # twenty killed actors
+    python -m treeprop_ray.bench snapshots              # step time with and without recovery points
     python -m treeprop_ray.bench pipeline               # beside torch.distributed.pipelining
     python -m treeprop_ray.bench baselines              # table of finished MNIST runs
     python -m treeprop_ray.bench accounting             # work, memory and bytes of every method
@@ -25,17 +27,19 @@ from importlib import import_module
 from treeprop_ray import cli, config
 from treeprop_ray.config import opt
 
-MODULES = {  # benchmark -> its module in treeprop_ray/benchmarks
-    "step": "step_local",
-    "span": "span",
-    "tt": "tt",
-    "faults": "faults",
-    "pipeline": "pipeline",
-    "baselines": "baselines_mnist",
-    "accounting": "accounting",
-    "gpt": "gpt",
-    "generate": "generate",
-    "plan": "plan",
+BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
+    "step": "step_local.run",
+    "span": "span.run",
+    "tt": "tt.run",
+    "tt_span": "tt_span.run",
+    "faults": "faults.run",
+    "snapshots": "faults.run_snapshots",
+    "pipeline": "pipeline.run",
+    "baselines": "baselines_mnist.run",
+    "accounting": "accounting.run",
+    "gpt": "gpt.run",
+    "generate": "generate.run",
+    "plan": "plan.run",
 }
 
 
@@ -46,7 +50,7 @@ class BenchSettings:
     bench: str = opt(
         "step",
         "which benchmark (the first word of the command)",
-        choices=list(MODULES),
+        choices=list(BENCHMARKS),
     )
     engine: str = opt("local", "step: one process or Ray actors", choices=["local", "ray"])
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
@@ -68,10 +72,11 @@ def load(words: Sequence[str]) -> BenchSettings:
 
 def run(settings: BenchSettings) -> None:
     """The bench command."""
-    name = MODULES[settings.bench]
+    name = BENCHMARKS[settings.bench]
     if settings.bench == "step" and settings.engine == "ray":
-        name = "step_ray"
-    import_module(f"treeprop_ray.benchmarks.{name}").run(settings)
+        name = "step_ray.run"
+    module, _, function = name.partition(".")
+    getattr(import_module(f"treeprop_ray.benchmarks.{module}"), function)(settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

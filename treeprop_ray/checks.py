@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from treeprop_ray.errors import UserError
-from treeprop_ray.settings import TEXTS, Model, Settings
+from treeprop_ray.settings import TEXTS, Model, Settings, Time
 
 LARGEST = 2**53  # beyond it a float no longer holds every integer
 
@@ -161,6 +161,7 @@ def check_time(settings: Settings) -> None:
         raise UserError(f"placement=packed: model.name={model} has an actor per depth; use auto")
     if s.engine == "ray" and s.hosts:
         raise UserError(f"hosts={s.hosts}: model.name={model} has an actor per depth; use 0")
+    check_shards(s.time)
     if s.family == "bernoulli":
         raise UserError(f"family=bernoulli: model.name={model} passes its states on as they are")
     for key, neutral in (("sigma", 0), ("beta", 0), ("mc_samples", 1)):
@@ -169,6 +170,20 @@ def check_time(settings: Settings) -> None:
                 f"{key}={getattr(s, key)}: recurrent networks pass the forward state on; "
                 f"use {key}={neutral}"
             )
+
+
+def check_shards(time: Time) -> None:
+    """Windows of equal size, none shorter than what the sweeps look back on."""
+    shards, nodes = time.shards, 2 ** (time.depth - 1)
+    if shards & (shards - 1) or shards > nodes:
+        raise UserError(
+            f"time.shards={shards}: a power of 2, at most {nodes} (the nodes of the finest depth)"
+        )
+    if shards > 1 and time.sweeps // 2 > nodes // shards:
+        raise UserError(
+            f"time.shards={shards}: a window of {nodes // shards} nodes is shorter than what "
+            f"time.sweeps={time.sweeps} looks back on; use fewer"
+        )
 
 
 def check_baselines(settings: Settings) -> None:

@@ -70,7 +70,9 @@ class Log:
         losses: dict[int, dict[str, float]] = {}
         for report in reports:
             for n, terms in report.losses.items():
-                losses.setdefault(n, {}).update(terms)
+                mine = losses.setdefault(n, {})
+                for name, value in terms.items():  # several actors may have a share of one term
+                    mine[name] = mine.get(name, 0.0) + value
         total = 0.0
         for n, terms in sorted(losses.items()):
             row.update({f"{name}/{n}": value for name, value in terms.items()})

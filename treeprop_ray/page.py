@@ -161,7 +161,9 @@ def schedule_picture(settings: Settings, N: int) -> bytes:
     """The waves of one step with an actor per node, as a PNG."""
     import io
 
-    from treeprop_ray.figures import plt, schedule
+    from matplotlib import pyplot as plt
+
+    from treeprop_ray.figures import schedule
     from treeprop_ray.rule import Rule
     from treeprop_ray.tree import Tree
 

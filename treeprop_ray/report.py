@@ -36,6 +36,8 @@ class ReportSettings:
 def load(words: Sequence[str]) -> ReportSettings:
     """Settings from command-line words."""
     settings: ReportSettings = config.merge(ReportSettings, ("", config.parse_overrides(words)))
+    if settings.to and not settings.run:
+        raise UserError(f"to={settings.to}: names the page of a run; give run=… too")
     return settings
 
 

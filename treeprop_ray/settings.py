@@ -90,6 +90,12 @@ class Time:
         "cell's gradient clipped on its own",
         choices=["paper", "boost"],
     )
+    shards: int = opt(
+        1,
+        "engine=ray: actors that share the nodes of a wide depth; a power of 2",
+        low=1,
+        high=1024,
+    )
 
 
 @dataclass
@@ -269,4 +275,5 @@ RESUMABLE = {
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
     "snapshot_every", "max_failures", "wave_timeout", "storage", "recompute",
     "ray.address", "ray.num_cpus", "ray.dashboard", "probe.every", "probe.batches", "probe.draws",
+    "time.shards",
 }  # fmt: skip

@@ -185,8 +185,11 @@ def emulated(N: int, t: float, hop: float, chain: bool) -> float:
 
 def check_span(measured: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, Any]], float]:
     """Rows for every run of bench span; Ray's hop is fitted to one of them, N = 8 at t = 20 ms."""
-    columns = ("t (ms)", "tree (ms)", "chain (ms)")
-    given = [(int(r["N"]), *(float(r[c]) / 1e3 for c in columns)) for r in measured]
+    columns = ("t (ms)", "tree (ms)", "chain of few stages (ms)")
+    given = []
+    for r in measured:
+        t, tree, chain = (float(r[c]) / 1e3 for c in columns)
+        given.append((int(r["N"]), t, tree, chain))
     target = next(tree for N, t, tree, _ in given if (N, t) == (8, 0.02))
     low, high = 0.0, 0.02
     for _ in range(40):

@@ -164,7 +164,7 @@ def resolve(
         layer = OmegaConf.to_container(config.read_yaml(config.experiment_file(base), base))
     except UserError as e:
         raise UserError(str(e).replace("experiment=", "base=")) from e
-    assert isinstance(layer, dict)
+    file = cast("dict[str, Any]", layer)
     suit = space.bases.get(Path(base).stem, Base())
     grids = [{key: suit.space.get(key, axis) for key, axis in grid.items()} for grid in space.grids]
     words = {k: show(v) for k, v in suit.settings.items()}
@@ -177,7 +177,7 @@ def resolve(
         else:
             words[key] = text
     chosen = list(space.seeds) if seeds is None else check_seeds("seeds", seeds)
-    return Sweep(replace(space, grids=grids), base, layer, words, chosen, storage, command)
+    return Sweep(replace(space, grids=grids), base, file, words, chosen, storage, command)
 
 
 def _narrow(grids: list[dict[str, Axis]], key: str, values: Axis) -> list[dict[str, Axis]]:

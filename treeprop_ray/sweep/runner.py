@@ -75,7 +75,7 @@ def score_of(metric: str, scores: Mapping[str, Score]) -> float:
     return float(getattr(score, kind))
 
 
-class Follow(Callback):
+class Follow(Callback):  # type: ignore[misc]
     """Hears from Tune how trials go and tells the view."""
 
     def __init__(self, sweep: Sweep, view: View) -> None:

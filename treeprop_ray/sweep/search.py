@@ -17,7 +17,7 @@ from treeprop_ray.sweep.space import Axis, Point, Space, grid_points, show
 TRIES = 1000  # draws before a space counts as exhausted
 
 
-class Listed(Searcher):
+class Listed(Searcher):  # type: ignore[misc]
     """Hands out trials in their order."""
 
     def __init__(self, configs: Sequence[dict[str, Any]]) -> None:
@@ -45,7 +45,8 @@ def draw_points(space: Space, count: int) -> list[Point]:
     if all(isinstance(axis, list) for axis in axes):
         points = list(grid_points(space))
         return random.Random(0).sample(points, min(count, len(points)))
-    gen, found = random.Random(0), {}
+    gen = random.Random(0)
+    found: dict[tuple[str, ...], Point] = {}
     for _ in range(TRIES):
         grid = gen.choice(space.grids)
         point = {key: _draw(axis, gen) for key, axis in grid.items()}
