@@ -5,12 +5,14 @@ One stage that owns the whole chain is plain backpropagation; several are a pipe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from treeprop_ray.host import Batch, Held, Host
+from treeprop_ray.network import STEM
 from treeprop_ray.node import Losses
 from treeprop_ray.objective import head_loss
 from treeprop_ray.optim import OptimizerRule
@@ -71,16 +73,29 @@ class ChainHost(Host):
         z_in = z.detach().requires_grad_(self.stem_trains or not first)
         z = z_in
         for edge in self.blocks:
-            z = self._run(self.parts[edge], z, self._seed(edge, piece))
+            z = self.run_block(edge, z, piece)
         self.graphs[piece.index] = (z_in, z)
         return z.detach()
+
+    def run_block(
+        self, edge: Edge, z: Tensor, piece: Piece, block: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Run a part (or `block` in its place) with its own seed.
+
+        With `rule.recompute` only the input is kept for the backward pass, which runs the part
+        again; random draws are repeated.
+        """
+        block = block or self.parts[edge]
+        if self.rule.recompute:
+            block = partial(checkpoint, block, use_reentrant=False)
+        return self._run(block, z, self._seed(edge, piece))
 
     def _head(self, z: Tensor | None, y: Tensor | None, piece: Piece) -> Tensor:
         """Loss and backward of the head; returns the adjoint of its input."""
         assert z is not None and y is not None
         leaf = z.detach().requires_grad_()
         loss_of = partial(head_loss, self.parts[self.tree.head], labels=y, piece=piece)
-        loss = self._run(loss_of, leaf, self._seed(self.tree.head, piece))
+        loss = self.run_block(self.tree.head, leaf, piece, loss_of)
         loss.backward()
         self.ce.add("ce", loss)
         assert leaf.grad is not None
@@ -95,4 +110,6 @@ class ChainHost(Host):
         return adjoint  # a stage that holds only the head
 
     def _seed(self, edge: Edge, piece: Piece) -> int:
+        if edge == STEM:  # as `Boundary.open` has it
+            return derive(self.rule.seed, "block", piece.step, 0, "stem", piece.index)
         return derive(self.rule.seed, "chain", piece.step, *edge, piece.index)

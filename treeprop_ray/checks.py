@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from treeprop_ray.errors import UserError
-from treeprop_ray.settings import TEXTS, Model, Settings
+from treeprop_ray.settings import TEXTS, Model, Settings, Time
+
+LARGEST = 2**53  # beyond it a float no longer holds every integer
 
 
 def walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
@@ -26,10 +27,12 @@ def check_field(key: str, f: dataclasses.Field[Any], value: Any) -> None:
     rule = f.metadata
     if "choices" in rule and value not in rule["choices"]:
         raise UserError(f"{key}={value}: one of {', '.join(rule['choices'])}")
+    if isinstance(value, str) and not value.isprintable():
+        raise UserError(f"{key}={value}: must not hold control characters")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    if not math.isfinite(value):
-        raise UserError(f"{key}={value}: must be a finite number")
+    if not abs(value) <= LARGEST:  # true for NaN as well
+        raise UserError(f"{key}={value}: must be a finite number of at most {LARGEST}")
     if "low" in rule and value < rule["low"]:
         raise UserError(f"{key}={value}: must be at least {rule['low']}")
     if "above" in rule and value <= rule["above"]:
@@ -53,6 +56,16 @@ def check(settings: Any) -> None:
     check_model(settings.model)
     check_text(settings)
     check_time(settings)
+    if settings.probe.every and (settings.method != "tree" or recurrent(settings)):
+        raise UserError(
+            f"probe.every={settings.probe.every}: compares TreeProp over blocks with "
+            f"backpropagation; method={settings.method} model.name={settings.model.name} needs 0"
+        )
+    if settings.probe.every and settings.data.validation == 0:
+        raise UserError(
+            f"probe.every={settings.probe.every}: needs held-out samples, data.validation > 0"
+        )
+    check_baselines(settings)
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":
             raise UserError(
@@ -94,7 +107,9 @@ def check_model(model: Model) -> None:
                 f"model.hidden={model.hidden}; at least {1 / model.hidden:.3g}"
             )
     elif model.dropout > 0:
-        raise UserError(f"model.dropout={model.dropout}: only vit and gpt have dropout; use 0")
+        raise UserError(
+            f"model.dropout={model.dropout}: only model.name=vit and gpt have dropout; use 0"
+        )
     if model.output_block and model.name != "gpt":
         raise UserError(f"model.output_block=true: needs model.name=gpt, not {model.name}")
     if model.output_block and model.blocks < 2:
@@ -142,6 +157,11 @@ def check_time(settings: Settings) -> None:
         raise UserError(f"method=bptt_fused: torch has no fused {model} cell; use method=bptt")
     if s.engine == "ray" and s.method != "tree":
         raise UserError(f"engine=ray: method={s.method} is one chain of steps; use engine=local")
+    if s.engine == "ray" and s.placement == "packed":
+        raise UserError(f"placement=packed: model.name={model} has an actor per depth; use auto")
+    if s.engine == "ray" and s.hosts:
+        raise UserError(f"hosts={s.hosts}: model.name={model} has an actor per depth; use 0")
+    check_shards(s.time)
     if s.family == "bernoulli":
         raise UserError(f"family=bernoulli: model.name={model} passes its states on as they are")
     for key, neutral in (("sigma", 0), ("beta", 0), ("mc_samples", 1)):
@@ -149,6 +169,42 @@ def check_time(settings: Settings) -> None:
             raise UserError(
                 f"{key}={getattr(s, key)}: recurrent networks pass the forward state on; "
                 f"use {key}={neutral}"
+            )
+
+
+def check_shards(time: Time) -> None:
+    """Windows of equal size, none shorter than what the sweeps look back on."""
+    shards, nodes = time.shards, 2 ** (time.depth - 1)
+    if shards & (shards - 1) or shards > nodes:
+        raise UserError(
+            f"time.shards={shards}: a power of 2, at most {nodes} (the nodes of the finest depth)"
+        )
+    if shards > 1 and time.sweeps // 2 > nodes // shards:
+        raise UserError(
+            f"time.shards={shards}: a window of {nodes // shards} nodes is shorter than what "
+            f"time.sweeps={time.sweeps} looks back on; use fewer"
+        )
+
+
+def check_baselines(settings: Settings) -> None:
+    """What the methods that TreeProp is compared with can and cannot do."""
+    s = settings
+    if s.engine == "train":
+        if s.method != "bp":
+            raise UserError(f"engine=train: is for method=bp, not {s.method}; use engine=ray")
+        if s.hosts * s.microbatches > s.batch:
+            raise UserError(
+                f"hosts={s.hosts} microbatches={s.microbatches}: more pieces than batch={s.batch}"
+            )
+    if s.recompute and s.method != "bp":
+        raise UserError(f"recompute=true: is for method=bp, not {s.method}")
+    if s.method == "cff":
+        if s.model.name not in ("mlp", "vit"):
+            raise UserError(f"method=cff: needs model.name=mlp or vit, not {s.model.name}")
+        if s.microbatches > 1:
+            raise UserError(
+                f"microbatches={s.microbatches}: method=cff compares all samples of a batch with "
+                "each other; use microbatches=1"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treeprop_ray.config import describe, to_yaml
@@ -21,39 +21,50 @@ def main(
     run: Callable[[Any], int | None],
     show: Callable[[Any], str] | None = None,
     argv: Sequence[str] | None = None,
+    flags: Mapping[str, Callable[[Any], int | None]] | None = None,
 ) -> int:
     """Run a command and return its exit code: 0 done, 1 failed run, 2 bad input.
 
-    `show` may add to what --cfg prints.
+    `show` may add to what --cfg prints; `flags` are what the command can do instead of running.
     """
+    instead = flags or {}
     words = list(sys.argv[1:] if argv is None else argv)
     if "--help" in words or "-h" in words:
         print(help_text(doc, schema))
         return DONE
     try:
-        flags = [w for w in words if w.startswith("-")]
-        if flags and flags != ["--cfg"]:
-            other = next(f for f in flags if f != "--cfg")
-            raise UserError(f"{other}: unknown flag; known: --help, --cfg; settings are key=value")
+        given = [w for w in words if w.startswith("-")]
+        for other in given:
+            if other not in ("--cfg", *instead):
+                known = ", ".join(["--help", "--cfg", *instead])
+                raise UserError(f"{other}: unknown flag; known: {known}; settings are key=value")
         settings = load([w for w in words if not w.startswith("-")])
-        if flags:
+        if given and given[0] in instead:
+            return instead[given[0]](settings) or DONE
+        if given:
             print(to_yaml(settings), end="")
             if show and (more := show(settings)):
                 print(more)
             return DONE
         return run(settings) or DONE
     except UserError as e:
-        print(f"error: {e}", file=sys.stderr)
+        print(f"error: {one_line(e)}", file=sys.stderr)
         return BAD_INPUT
     except TrainingError as e:
-        print(f"failed: {e}", file=sys.stderr)
+        print(f"failed: {one_line(e)}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
-        print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        last = f"{e}" or "the last checkpoint"
+        print(f"stopped; the same command continues from {last}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+
+
+def one_line(error: Exception) -> str:
+    """The text of an error; what would break the line (from a file or a value) is written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
 
 
 def help_text(doc: str, schema: type) -> str:

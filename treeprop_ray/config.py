@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -77,12 +78,28 @@ def _check_groups(schema: type, source: str, layer: DictConfig) -> None:
                 )
 
 
+def _check_flags(schema: type, source: str, layer: DictConfig) -> None:
+    """omegaconf takes every number but 0 for true."""
+    for key, _, default in walk(schema()):
+        if isinstance(default, bool):
+            value = OmegaConf.select(layer, key, throw_on_resolution_failure=False)
+            if isinstance(value, int | float) and value not in (0, 1):
+                raise UserError(f"{source}{key}={value}: true or false")
+
+
+@functools.cache
+def _defaults(schema: type) -> Any:
+    """The schema as a config; `OmegaConf.merge` copies it."""
+    return OmegaConf.structured(schema)
+
+
 def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
     """Lay configs over the defaults of the dataclass `schema` and check the result."""
-    base = OmegaConf.structured(schema)
+    base = _defaults(schema)
     known = [key for key, _, _ in walk(schema())]
     for source, layer in layers:
         _check_groups(schema, source, layer)
+        _check_flags(schema, source, layer)
         try:
             base = OmegaConf.merge(base, layer)
         except ConfigKeyError as e:
@@ -103,8 +120,11 @@ def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
     return settings
 
 
-def load(args: Sequence[str]) -> Settings:
-    """Settings from command-line words: defaults < experiment < words."""
+def load(args: Sequence[str], schema: type[Settings] = Settings) -> Settings:
+    """Settings from command-line words: defaults < experiment < words.
+
+    A command with settings of its own gives a subclass as `schema`.
+    """
     words = parse_overrides(args)
     name = words.get("experiment", Settings().experiment)
     if not isinstance(name, str):
@@ -112,7 +132,7 @@ def load(args: Sequence[str]) -> Settings:
     path = experiment_file(name)
     source = f"{path.name}: "
     return cast(
-        Settings, merge(Settings, (source, read_yaml(path, f"experiment={name}")), ("", words))
+        Settings, merge(schema, (source, read_yaml(path, f"experiment={name}")), ("", words))
     )
 
 
@@ -130,9 +150,9 @@ def differences(old: Settings, new: Settings) -> list[str]:
     """Settings that differ and change what is computed, as `key: old -> new`."""
     a = {k: v for k, _, v in walk(old)}
     b = {k: v for k, _, v in walk(new)}
-    moving = set(RESUMABLE)
-    if old.schedule != "constant" or old.warmup > 0:
-        moving -= {"epochs", "steps"}  # the learning rate at step t depends on the total
+    moving = set(RESUMABLE) - {"storage"}  # elsewhere the checkpoints would not be found
+    if old.schedule != "constant" or old.warmup > 0 or old.method == "cff":
+        moving -= {"epochs", "steps"}  # learning rate and stage of step t depend on the total
     return [f"{k}: {a[k]} -> {b[k]}" for k in a if a[k] != b[k] and k not in moving]
 
 

@@ -1,5 +1,7 @@
 """The one error type for mistakes that the user can mend; `cli.run` prints it on one line."""
 
+import sys
+
 
 class UserError(Exception):
     """Names the key, the value and what is allowed. Ends the command with exit code 2."""
@@ -11,3 +13,8 @@ class TrainingError(Exception):
 
 class ActorLost(TrainingError):
     """An actor, its process or its machine died; the engine recovers from it."""
+
+
+def warn(text: str) -> None:
+    """A warning line that does not stop the run."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from treeprop_ray import config
 from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches, DataSet, Split
+from treeprop_ray.engine import local
 from treeprop_ray.engine.base import Engine, StepReport
-from treeprop_ray.engine.local import LocalEngine, pick_device
 from treeprop_ray.errors import UserError
 from treeprop_ray.network import TreeNetwork, edge_name
 from treeprop_ray.optim import OptimizerRule
@@ -58,8 +58,8 @@ def fit(network: TreeNetwork, x: Tensor, y: Tensor, **settings: Any) -> TreeNetw
 
 def engine_for(network: TreeNetwork, settings: Settings, batches: Batches, steps: int) -> Engine:
     """The engine that the settings name, over the modules of `network`."""
-    rule = Rule.of(settings, network.family, batches.data.labels_per_sample)
-    optimizer = OptimizerRule.of(settings, steps)
+    if settings.engine == "train":
+        raise UserError("engine=train: belongs to the train command; fit has local and ray")
     if settings.engine == "ray":
         from treeprop_ray.engine import ray
         from treeprop_ray.engine.job import Job
@@ -67,26 +67,17 @@ def engine_for(network: TreeNetwork, settings: Settings, batches: Batches, steps
         parts = network.parts()
         job = Job(
             tree=network.tree,
-            rule=rule,
-            optimizer=optimizer,
+            rule=Rule.of(settings, network.family, batches.data.labels_per_sample),
+            optimizer=OptimizerRule.of(settings, steps),
             parts=lambda edges: {edge: parts[edge] for edge in edges},
             batches=lambda: batches,
             stem_trains=any(p.requires_grad for p in network.stem.parameters()),
             batch=settings.batch,
+            samples=len(batches.data.train),
             splits=batches.data.batch_counts,
         )
         return ray.launch(job, settings)
-    torch.set_num_threads(settings.threads)
-    return LocalEngine(
-        network,
-        rule,
-        optimizer,
-        batches,
-        settings.microbatches,
-        pick_device(settings.device),
-        settings.precision,
-        settings.method,
-    )
+    return local.over(network, settings, batches, steps)
 
 
 def brief(reports: Sequence[StepReport]) -> str:

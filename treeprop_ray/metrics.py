@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from treeprop_ray.engine.base import Score, StepReport
+from treeprop_ray.errors import warn
 from treeprop_ray.optim import OptimizerRule, global_norm
 from treeprop_ray.outline import Outline
 
@@ -70,7 +70,9 @@ class Log:
         losses: dict[int, dict[str, float]] = {}
         for report in reports:
             for n, terms in report.losses.items():
-                losses.setdefault(n, {}).update(terms)
+                mine = losses.setdefault(n, {})
+                for name, value in terms.items():  # several actors may have a share of one term
+                    mine[name] = mine.get(name, 0.0) + value
         total = 0.0
         for n, terms in sorted(losses.items()):
             row.update({f"{name}/{n}": value for name, value in terms.items()})
@@ -82,7 +84,10 @@ class Log:
         row["lr"] = self.optimizer.lr_at(step - 1)
         row["step_seconds"] = (now - self._last[0]) / max(1, step - self._last[1])
         data_seconds = sum(r.data_seconds for r in reports)
-        row["data_share"] = (data_seconds - self._data_seconds) / (now - self._last[0])
+        spent = data_seconds - self._data_seconds
+        if spent < 0:  # an actor that was made anew has begun to count from zero
+            spent = data_seconds
+        row["data_share"] = spent / (now - self._last[0])
         self._last, self._data_seconds = (now, step), data_seconds
         # absent if cross-entropy has no weight
         tree_ce = losses.get(self.outline.clean[1], {}).get("ce") if self.outline.clean else None
@@ -111,6 +116,10 @@ class Log:
         self._write(row)
         self._last = (time.perf_counter(), step)
 
+    def pause(self, seconds: float) -> None:
+        """Seconds that went into something else than steps."""
+        self._last = (self._last[0] + seconds, self._last[1])
+
     def _write(self, row: dict[str, Any]) -> None:
         self.file.write(row)
         for key, value in row.items():
@@ -121,8 +130,3 @@ class Log:
         """Close the files."""
         self.file.close()
         self.board.close()
-
-
-def warn(text: str) -> None:
-    """A warning line that does not stop the run."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,16 +28,27 @@ class OptimizerRule:
     total_steps: int = 1
     factors: tuple[tuple[str, float], ...] = ()  # parts with another learning rate: (name, factor)
     clip_each: bool = False  # clip the norm of each part on its own
+    second: tuple[int, float] | None = None  # a second stage: its first step, its learning rate
 
     @classmethod
     def of(cls, settings: Settings, total_steps: int) -> OptimizerRule:
         s = settings
-        return cls(
+        made = cls(
             s.optimizer, s.lr, s.weight_decay, s.momentum, s.schedule, s.warmup, s.clip, total_steps
         )
+        if s.method != "cff":
+            return made
+        first = total_steps - max(1, round(s.cff.head_share * total_steps))
+        return replace(made, lr=s.cff.lr, clip_each=True, second=(first, s.cff.head_lr))
 
     def lr_at(self, step: int) -> float:
         """Linear warm-up over the first `warmup` share, then constant, linear or cosine to 0."""
+        if self.second:
+            first, lr = self.second
+            if step >= first:
+                rest = replace(self, lr=lr, total_steps=self.total_steps - first, second=None)
+                return rest.lr_at(step - first)
+            return replace(self, total_steps=first, second=None).lr_at(step)
         rising = round(self.warmup * self.total_steps)
         if step < rising:
             return self.lr * (step + 1) / rising

@@ -26,6 +26,7 @@ class Outline:
     weights: Mapping[int, Mapping[str, float]]  # place -> loss term -> weight in the objective
     deployed: frozenset[str]  # names of the parts of the deployed network
     applications: int  # forward applications of blocks in one step
+    curves: str = ""  # losses are drawn over the steps: what a place is called
     over_time: bool = False  # places are depths
     head_blocks: int = 0  # the last edge of a path is (or holds) a block like the others
     perplexity: bool = False  # a language model: exp(loss) is the score that counts
@@ -39,6 +40,16 @@ class Outline:
             *(f"{term}/{place}" for place, terms in self.weights.items() for term in terms),
             *(f"{kind}/{p}" for p in self.paths for kind in ("accuracy", "val_loss")),
         ]
+
+    def stages(
+        self, steps: int, second: tuple[int, float] | None
+    ) -> dict[str, dict[str, int]] | None:
+        """Steps and block applications per step of each stage, for a method that has two."""
+        if second is None:
+            return None
+        layers = {"steps": second[0], "block_applications_per_step": self.applications}
+        head = {"steps": steps - second[0], "block_applications_per_step": self.tree.N}
+        return {"layers": layers, "head": head}
 
     def blocks(self, path: Sequence[int]) -> int:
         """Blocks (cells) of a path, the head itself not counted."""
@@ -70,13 +81,29 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
+def layerwise(tree: Tree, deployed: frozenset[str]) -> Outline:
+    """A run of CFF+M: a contrastive loss at every layer, cross-entropy at the head.
+
+    A layer runs twice in a step, on two views of the batch; in the second stage all layers run
+    once, forward only, and the head once.
+    """
+    layer = {"contrast": 1.0, "clamped": 0.0}
+    weights = {n: dict(layer) for n in range(1, tree.N)}
+    weights[tree.N - 1]["validation"] = 0.0
+    weights[tree.N] = {"ce": 1.0}
+    applications = 2 * (tree.N - 1)
+    return Outline(tree, {"full": tree.chain}, weights, deployed, applications, curves="layer")
+
+
 def over_time(settings: Settings) -> Outline:
     """A recurrent run: losses by depth, the tree readout and the deployed chain."""
     time = settings.time
     tree = Tree(2**time.depth)
     deployed = frozenset({"f0", "readout"})
     if settings.method != "tree":
-        return Outline(tree, {"full": tree.chain}, {0: {"ce": 1.0}}, deployed, tree.N, True, 1)
+        return Outline(
+            tree, {"full": tree.chain}, {0: {"ce": 1.0}}, deployed, tree.N, "depth", True, 1
+        )
     terms: dict[int, dict[str, float]] = {d: {"ce": 1.0} for d in range(time.depth)}
     for d in range(time.depth - 1):
         terms[d]["right"] = 1.0  # the coarsest depth has one node, whose target is the label
@@ -85,4 +112,4 @@ def over_time(settings: Settings) -> Outline:
     paths = {"tree": tree.spine_paths[-1], "full": tree.chain}
     # two applications per node; the first sweep is already there when others follow
     sweeps = max(time.sweeps - 1, min(1, time.sweeps)) * tree.N
-    return Outline(tree, paths, terms, deployed, 2 * (tree.N - 1) + sweeps, True, 1)
+    return Outline(tree, paths, terms, deployed, 2 * (tree.N - 1) + sweeps, "depth", True, 1)

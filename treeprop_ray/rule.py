@@ -33,6 +33,7 @@ class Rule:
     ce: float = 1.0
     seed: int = 1
     labels_per_sample: int = 1
+    recompute: bool = False  # chains: activation checkpointing
 
     @classmethod
     def of(cls, settings: Settings, family: str, labels_per_sample: int = 1) -> Rule:
@@ -40,7 +41,7 @@ class Rule:
         w = settings.weights
         names = (
             "objective", "alpha", "beta", "correction", "correction_scale", "sigma",
-            "noise_schedule", "mc_samples", "target_gradient", "detach_levels", "seed",
+            "noise_schedule", "mc_samples", "target_gradient", "detach_levels", "seed", "recompute",
         )  # fmt: skip
         chosen = {name: getattr(settings, name) for name in names}
         return cls(

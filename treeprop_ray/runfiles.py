@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from treeprop_ray import checkpoint, config
 from treeprop_ray.config import Settings
 from treeprop_ray.errors import UserError
+from treeprop_ray.runs import checkpoints_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +35,8 @@ def run_settings(run: str) -> Settings:
 
 def pick_checkpoint(run: str, which: str) -> checkpoint.Checkpoint:
     """The newest checkpoint, the best one, or a given step."""
-    folder = Path(run) / "checkpoints"
-    found = checkpoint.newest(folder)
+    storage = checkpoints_of(run_settings(run), Path(run))
+    found = checkpoint.newest(storage)
     if found is None:
         raise UserError(f"run={run}: has no checkpoint")
     if which == "last":
@@ -47,9 +48,9 @@ def pick_checkpoint(run: str, which: str) -> checkpoint.Checkpoint:
     else:
         raise UserError(f"checkpoint={which}: last, best or a step number")
     try:
-        return checkpoint.load(folder / f"step-{step:08d}")
+        return checkpoint.load(storage, step)
     except checkpoint.DamagedCheckpoint as e:
-        have = ", ".join(str(int(p.name[5:])) for p in checkpoint.steps(folder))
+        have = ", ".join(map(str, checkpoint.steps(storage)))
         raise UserError(f"checkpoint={which}: {e}; steps kept: {have}") from e
 
 

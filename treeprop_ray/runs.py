@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from treeprop_ray import config
 from treeprop_ray.config import Settings
 from treeprop_ray.errors import UserError
+from treeprop_ray.storage import Storage, storage_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 class RunFolder:
     """results/runs/<name>: made new, or taken up where an earlier run left off."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, command: str | None = None) -> None:
+        self.settings, self.command = settings, command
         self.name = config.run_name(settings)
         self.path = Path(settings.out) / self.name
+        self.storage = checkpoints_of(settings, self.path)
         is_run = (self.path / "config.yaml").is_file()
         if is_run and not settings.fresh:
             changed = config.differences(config.load_file(self.path / "config.yaml"), settings)
@@ -43,10 +45,6 @@ class RunFolder:
             )
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run."""
         path = self.path / "summary.json"
@@ -56,13 +54,23 @@ class RunFolder:
 
     def open(self) -> None:
         """Make the folder and write the resolved settings."""
+        s = self.settings
+        key = f"storage={s.storage}" if s.storage else f"out={s.out}"
         try:
-            if self.settings.fresh and (self.path / "config.yaml").is_file():
+            self.storage.prepare()
+            if s.fresh:
+                for name in self.storage.names():
+                    self.storage.remove(name)
+        except Exception as e:  # remote file systems have errors of their own
+            raise UserError(f"{key}: cannot write there: {_reason(e)}") from e
+        try:
+            if s.fresh and (self.path / "config.yaml").is_file():
                 shutil.rmtree(self.path)
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            (self.path / "config.yaml").write_text(config.to_yaml(self.settings))
+                self.storage.prepare()
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / "config.yaml").write_text(config.to_yaml(s))
         except OSError as e:
-            raise UserError(f"out={self.settings.out}: cannot write there: {e.strerror}") from e
+            raise UserError(f"out={s.out}: cannot write there: {_reason(e)}") from e
 
     def keep_permutation(self, permutation: Tensor | None) -> None:
         """Store the order in which sequences are read; a run taken up again must have the same."""
@@ -75,18 +83,33 @@ class RunFolder:
     def write_summary(self, figures: Mapping[str, Any]) -> None:
         """summary.json, written aside and renamed."""
         aside = self.path / "summary.json.tmp"
-        aside.write_text(json.dumps({**figures, **provenance()}, indent=2) + "\n")
+        aside.write_text(json.dumps({**figures, **provenance(self.command)}, indent=2) + "\n")
         aside.replace(self.path / "summary.json")
 
 
-def provenance() -> dict[str, Any]:
-    """Versions, hardware, command, commit and date: what a figure needs beside it."""
+def checkpoints_of(settings: Settings, folder: Path) -> Storage:
+    """Where the checkpoints of a run folder lie: inside it, or at <storage>/<run>."""
+    if not settings.storage:
+        return storage_at(folder / "checkpoints")
+    return storage_at(f"{settings.storage.rstrip('/')}/{folder.name}")
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return text or repr(error)
+
+
+def provenance(command: str | None = None) -> dict[str, Any]:
+    """Versions, hardware, command, commit and date: what a figure needs beside it.
+
+    `command` stands in for this process's own where that is not what a user would repeat.
+    """
     import torch
 
     packages = ("treeprop_ray", "torch", "ray", "numpy", "omegaconf", "safetensors")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
+        "command": command or this_command(),
         "commit": _commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
@@ -97,6 +120,11 @@ def provenance() -> dict[str, Any]:
             "gpus": gpus,
         },
     }
+
+
+def this_command() -> str:
+    """The command of this process, as a user would type it."""
+    return shlex.join(["python", "-m", _module(), *sys.argv[1:]])
 
 
 def _module() -> str:

@@ -212,7 +212,8 @@ def one_piece(
         wave(3 * s, "aside", s, [(h, ops.aside) for h, ops in rows if h not in late])
     for s in range(D, 0, -1):
         rows = [(at[node.n], flow.phases(node)) for node in tree.level(s)]
-        wave(3 * (2 * D - s) + 1, "backward", s, [(h, ops.backward) for h, ops in rows])
+        clock = 3 * (2 * D - min(s, D - 1)) - 2  # meets the next piece's forward and goes first
+        wave(clock, "backward", s, [(h, ops.backward) for h, ops in rows])
     if not root_here:
         wave(6 * D, "stem_backward", 0, [(boundary, flow.close())])
     return make_calls(waves, piece, layout.one_machine)

@@ -24,7 +24,9 @@ class Model:
 
     name: str = opt("mlp", "which network", choices=["mlp", "vit", "gpt", "gru", "elman"])
     blocks: int = opt(7, "blocks before the head; N = blocks + 1 counts the head", low=1, high=4096)
-    hidden: int = opt(64, "width of the states: hidden layers (mlp), tokens (vit, gpt)", low=1)
+    hidden: int = opt(
+        64, "width of the states: hidden layers (mlp), tokens (vit, gpt)", low=1, high=2**16
+    )
     activation: str = opt(
         "sigmoid", "mlp: nonlinearity", choices=["sigmoid", "tanh", "relu", "gelu"]
     )
@@ -70,7 +72,7 @@ class Data:
     permuted: bool = opt(False, "read the numbers of a sequence in one fixed random order")
     length: int = opt(64, "tokens of a text window, steps of the adding task", low=2, high=2**20)
     tokenizer: str = opt("bytes", "text: bytes, or GPT-2's BPE", choices=["bytes", "gpt2"])
-    samples: int = opt(10000, "training samples of the adding task", low=10)
+    samples: int = opt(10000, "training samples of the adding task", low=10, high=10**7)
 
 
 @dataclass
@@ -88,6 +90,31 @@ class Time:
         "cell's gradient clipped on its own",
         choices=["paper", "boost"],
     )
+    shards: int = opt(
+        1,
+        "engine=ray: actors that share the nodes of a wide depth; a power of 2",
+        low=1,
+        high=1024,
+    )
+
+
+@dataclass
+class Cff:
+    """Contrastive forward-forward with margin (method=cff)."""
+
+    lr: float = opt(4e-3, "learning rate of the layers, in place of lr", above=0)
+    head_lr: float = opt(5e-4, "learning rate of the head, in place of lr", above=0)
+    head_share: float = opt(
+        1 / 6, "share of all steps, the last, that train the head on frozen layers", above=0, high=1
+    )
+    tau: float = opt(0.15, "temperature of the contrastive loss", above=0)
+    margin: str = opt(
+        "linear",
+        "how the margin goes from the first layer to the last",
+        choices=["linear", "parabolic", "cosine"],
+    )
+    m_first: float = opt(0.4, "margin of the first layer; 0 and m_last=0: plain CFF", low=0, high=2)
+    m_last: float = opt(0.1, "margin of the last layer", low=0, high=2)
 
 
 @dataclass
@@ -109,6 +136,15 @@ class Weights:
 
 
 @dataclass
+class Probe:
+    """Measurements on held-out batches during a run; the run goes on as if they were not there."""
+
+    every: int = opt(0, "steps between probes (rows of probe.csv); 0 = none", low=0)
+    batches: int = opt(4, "held-out batches of a probe, of the size batch", low=1, high=1024)
+    draws: int = opt(16, "draws from q per sample for the bound F; 0 = leave it out", low=0)
+
+
+@dataclass
 class Settings:
     """All settings of a run."""
 
@@ -122,11 +158,15 @@ class Settings:
 
     method: str = opt(
         "tree",
-        "TreeProp, or plain backpropagation of the chain; through time: tree, bptt (the same "
-        "cell, unrolled), bptt_fused (torch.nn.GRU)",
-        choices=["tree", "bp", "bptt", "bptt_fused"],
+        "TreeProp, plain backpropagation of the chain, or contrastive forward-forward with margin; "
+        "through time: tree, bptt (the same cell, unrolled), bptt_fused (torch.nn.GRU)",
+        choices=["tree", "bp", "cff", "bptt", "bptt_fused"],
     )
-    engine: str = opt("local", "one process, or Ray actors", choices=["local", "ray"])
+    engine: str = opt(
+        "local",
+        "one process, Ray actors, or (method=bp) Ray Train: data-parallel workers, `hosts` of them",
+        choices=["local", "ray", "train"],
+    )
     placement: str = opt(
         "auto",
         "per_node: an actor per tree node; packed: lines of nodes share actors; "
@@ -160,6 +200,10 @@ class Settings:
     )
     threads: int = opt(1, "torch threads per process", low=1, high=1024)
     microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
+    recompute: bool = opt(
+        False,
+        "bp: activation checkpointing; a block keeps its input only and runs again in the backward",
+    )
 
     epochs: int = opt(30, "passes over the training data", low=1)
     steps: int = opt(0, "stop after so many steps; 0 = all epochs", low=0)
@@ -198,7 +242,9 @@ class Settings:
     noise_schedule: str = opt(
         "depth", "depth: sigma * sqrt(2^(D-s)) at level s; flat: sigma", choices=["depth", "flat"]
     )
-    mc_samples: int = opt(1, "Monte Carlo samples of the objective per training sample", low=1)
+    mc_samples: int = opt(
+        1, "Monte Carlo samples of the objective per training sample", low=1, high=4096
+    )
     target_gradient: bool = opt(True, "differentiate both sides of the KLs")
     detach_levels: bool = opt(False, "cut all gradients between levels")
     weights: Weights = group(Weights, "weights of the objective's terms")
@@ -206,10 +252,17 @@ class Settings:
     model: Model = group(Model, "the network")
     data: Data = group(Data, "the data")
     time: Time = group(Time, "recurrent networks")
+    probe: Probe = group(Probe, "alignment with backpropagation, KLs, bound, label leak")
+    cff: Cff = group(Cff, "contrastive forward-forward")
 
     log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
     checkpoint_every: int = opt(0, "steps between checkpoints; 0 = at the end of each epoch", low=0)
+    storage: str = opt(
+        "",
+        "checkpoints go to <storage>/<run name>: a folder or any fsspec URL (s3://…, gs://…); "
+        "empty: the run folder",
+    )
     keep_last: int = opt(2, "how many of the newest checkpoints stay", low=1)
     keep_best: bool = opt(True, "also keep the checkpoint with the best validation score")
 
@@ -220,6 +273,7 @@ RESUMABLE = {
     "name", "out", "fresh", "engine", "device", "threads", "log_every", "checkpoint_every",
     "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
-    "snapshot_every", "max_failures", "wave_timeout",
-    "ray.address", "ray.num_cpus", "ray.dashboard",
+    "snapshot_every", "max_failures", "wave_timeout", "storage", "recompute",
+    "ray.address", "ray.num_cpus", "ray.dashboard", "probe.every", "probe.batches", "probe.draws",
+    "time.shards",
 }  # fmt: skip

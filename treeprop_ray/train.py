@@ -1,8 +1,9 @@
-"""Train a network by TreeProp, or the same chain by backpropagation.
+"""Train a network by TreeProp, or the same chain by a baseline.
 
     python -m treeprop_ray.train                                        # digits, a minute
     python -m treeprop_ray.train experiment=mnist_d3 model.hidden=100 epochs=15
-    python -m treeprop_ray.train experiment=mnist_d3 method=bp          # the baseline
+    python -m treeprop_ray.train experiment=mnist_d3 method=bp          # backpropagation
+    python -m treeprop_ray.train experiment=mnist_d3 method=cff         # forward-forward
 
 The same command again continues an interrupted run. Flags: --help, --cfg (print the resolved
 settings, with engine=ray the placement of every node too, and stop).
@@ -12,16 +13,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeprop_ray import cli, config
 from treeprop_ray.config import Settings
+from treeprop_ray.errors import TrainingError
 
 if TYPE_CHECKING:
     from treeprop_ray.data import DataSet
     from treeprop_ray.engine.base import Engine, Score
+    from treeprop_ray.metrics import Log
     from treeprop_ray.outline import Outline
+    from treeprop_ray.probe import Prober
     from treeprop_ray.tree import Tree
 
 
@@ -33,7 +37,12 @@ def run(settings: Settings) -> int:
         print(f"this run is finished; fresh=true starts it anew\n{done['table']}")
         print(f"files: {trainer.folder.path}")
         return cli.DONE
-    summary = trainer.train()
+    if settings.engine == "train":
+        from treeprop_ray.baselines.ray_train import train
+
+        summary = train(trainer)
+    else:
+        summary = trainer.train()
     print(f"{summary['table']}\nfiles: {trainer.folder.path}")
     return cli.DONE
 
@@ -41,12 +50,19 @@ def run(settings: Settings) -> int:
 class Trainer:
     """Takes an engine through the steps of a run; knows nothing of what a network is made of."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        command: str | None = None,
+        on_epoch: Callable[[int, Mapping[str, Score]], None] | None = None,
+    ) -> None:
+        """`command` is recorded in the summary; `on_epoch` hears of each evaluation."""
         from treeprop_ray.data import Batches, load
         from treeprop_ray.runs import RunFolder
 
         self.settings = settings
-        self.folder = RunFolder(settings)
+        self.folder = RunFolder(settings, command)
+        self.on_epoch = on_epoch
         self.data = load(settings)
         self.per_epoch = Batches(self.data, settings.batch, settings.seed).per_epoch
         self.total_steps = min(settings.steps or sys.maxsize, settings.epochs * self.per_epoch)
@@ -54,43 +70,60 @@ class Trainer:
         self.validation: Mapping[str, Score] = {}  # scores after the last step
         self.wall = 0.0
         self.start = 0
+        self.prober: Prober | None = None
+        self.saved = ""  # the last checkpoint
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
         from treeprop_ray import checkpoint
-        from treeprop_ray.metrics import Log, warn
-        from treeprop_ray.optim import OptimizerRule
+        from treeprop_ray.probe import Prober
         from treeprop_ray.progress import Bar
 
         self.engine = build_engine(self.settings, self.data, self.total_steps)
         try:
-            self.folder.open()
-            self.folder.keep_permutation(self.data.permutation)
-            found = checkpoint.newest(self.folder.checkpoints, warn)
+            self._open()
+            found = checkpoint.newest(self.folder.storage)
             if found:
                 self._resume(found)
             self.outline = outline_of(self.settings, self.engine.tree)
             self.paths = self.outline.paths
-            self.log = Log(
-                self.folder.path,
-                self.outline,
-                self.start,
-                OptimizerRule.of(self.settings, self.total_steps),
-            )
+            self.log = self._make_log()
+            if self.settings.probe.every:
+                self.prober = Prober(self.settings, self.folder.path, self.engine, self.start)
+                if self.start == 0:
+                    self.log.pause(self.prober.at(0, 0))
             began = time.perf_counter()
             with Bar(self.folder.name, self.total_steps, self.start) as bar:
                 for step in range(self.start, self.total_steps):
                     self._step(step, bar, began)
             self.wall += time.perf_counter() - began
             return self._finish()
+        except TrainingError as e:
+            raise TrainingError(f"{e}; last checkpoint: {self.saved or 'none yet'}") from e
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self.saved) from None
         finally:
             self.engine.close()
+
+    def _open(self) -> None:
+        self.folder.open()
+        self.folder.keep_permutation(self.data.permutation)
+
+    def _make_log(self) -> Log:
+        from treeprop_ray.metrics import Log
+        from treeprop_ray.optim import OptimizerRule
+
+        rule = OptimizerRule.of(self.settings, self.total_steps)
+        return Log(self.folder.path, self.outline, self.start, rule)
 
     def _resume(self, found: Any) -> None:
         from treeprop_ray import checkpoint
 
-        checkpoint.check_fits(found, self.engine.tree.N, self.settings.split)
+        check, N, split = checkpoint.check_fits, self.engine.tree.N, self.settings.split
+        check(found, N, split)
+        check(found, N, split, self.engine.state()[0])
         self.start, self.best = found.meta["step"], found.meta["best"]
+        self.saved = found.path
         self.engine.load((found.weights, found.optimizer), self.start)
         self.wall = found.meta["wall_seconds"]
         print(f"continuing from {found.path} (step {self.start} of {self.total_steps})", flush=True)
@@ -116,9 +149,13 @@ class Trainer:
                 f"epoch {epoch}/{s.epochs}  loss {self.log.loss:.4f}  {brief(shown)}",
                 f"loss {self.log.loss:.3f}  val {'/'.join(shown.values())}",
             )
+        if self.prober:
+            self.log.pause(self.prober.at(done, epoch, last=done == self.total_steps))
         bar.advance()
         if saves or done == self.total_steps:
             self._save(done, epoch, scores, self.wall + time.perf_counter() - began)
+        if scores and self.on_epoch:
+            self.on_epoch(epoch, scores)
 
     def _save(self, step: int, epoch: int, scores: Mapping[str, Score], wall: float) -> None:
         from treeprop_ray import checkpoint
@@ -132,9 +169,9 @@ class Trainer:
             "step": step, "epoch": epoch, "seed": s.seed, "N": tree.N, "split": s.split,
             "best": self.best, "wall_seconds": wall,
         }  # fmt: skip
-        checkpoint.save(self.folder.checkpoints, weights, optimizer, meta)
-        best = self.folder.checkpoints / f"step-{self.best['step']:08d}" if s.keep_best else None
-        checkpoint.prune(self.folder.checkpoints, s.keep_last, best)
+        self.saved = checkpoint.save(self.folder.storage, weights, optimizer, meta)
+        best = self.best["step"] if s.keep_best else None
+        checkpoint.prune(self.folder.storage, step, s.keep_last, best)
 
     def _finish(self) -> dict[str, Any]:
         """Test scores, figures, summary.json."""
@@ -163,6 +200,7 @@ class Trainer:
                 v.numel() for k, v in weights.items() if k.split("/")[0] in deployed
             ),
             "block_applications_per_step": self.outline.applications,
+            "stages": self.outline.stages(self.total_steps, self.log.optimizer.second),
             "wall_seconds": round(self.wall, 2),
             "final": {
                 split: {n: self.outline.figures(v) for n, v in by_path.items()}
@@ -175,6 +213,8 @@ class Trainer:
         self.folder.write_summary(summary)
         self.log.close()
         figures.run_figures(self.folder.path, self.outline)
+        if self.prober:
+            self.prober.close()
         spans = self.engine.spans()
         if spans:
             timeline.write_timeline(spans, self.folder.path / "timeline.json")
@@ -200,10 +240,13 @@ def build_engine(settings: Settings, data: DataSet, total_steps: int) -> Engine:
 def outline_of(settings: Settings, tree: Tree) -> Outline:
     """What a run reports: spine paths and the chain; backpropagation has only the chain."""
     from treeprop_ray.network import STEM, edge_name
-    from treeprop_ray.outline import Outline, over_time
+    from treeprop_ray.outline import Outline, layerwise, over_time
 
     if config.recurrent(settings):
         return over_time(settings)
+    deployed = frozenset(edge_name(e) for e in (STEM, *tree.path_edges(tree.chain)))
+    if settings.method == "cff":
+        return layerwise(tree, deployed)
     is_tree = settings.method == "tree"
     terms = {
         n: {term: weight_of(settings, tree, n, term) for term in ("own", "right", "ce")}
@@ -213,7 +256,7 @@ def outline_of(settings: Settings, tree: Tree) -> Outline:
         tree=tree,
         paths=tree.named_paths if is_tree else {"full": tree.chain},
         weights={**terms, tree.N: {"ce": 1.0}},
-        deployed=frozenset(edge_name(e) for e in (STEM, *tree.path_edges(tree.chain))),
+        deployed=deployed,
         applications=block_applications(settings, tree),
         head_blocks=int(settings.model.output_block),
         perplexity=settings.model.name == "gpt",

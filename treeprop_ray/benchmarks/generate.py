@@ -55,13 +55,13 @@ def run(bench: BenchSettings) -> None:
                 candidate(kind, temperature, draft, ahead)
     seconds = in_turn(work, bench.rounds)
     rows: list[dict[str, Any]] = []
-    for name, (kind, draft, looks) in labels.items():
+    for name, (kind, draft, drafted) in labels.items():
         plain, c = f"{kind}  0", found[name]
         rows.append(
             {
                 "decoding": kind,
                 "draft": draft,
-                "ahead": looks,
+                "ahead": drafted,
                 "tokens/s": round(count / statistics.median(seconds[name])),
                 "speed-up over plain": 1 / ratio(seconds, name, plain),
                 "drafts accepted (%)": 100 * c.accepted / c.drafted if c.drafted else "-",

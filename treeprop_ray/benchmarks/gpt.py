@@ -74,6 +74,7 @@ def work(words: list[str], steps: int, answer: Any) -> None:
             batches=partial(random_batches, settings),
             stem_trains=plan.stem_trains,
             batch=settings.batch,
+            samples=len(data.train),
             splits=data.batch_counts,
         )
         engine = distributed.launch(job, settings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from treeprop_ray.benchmarks import markdown, write_table
+from treeprop_ray.benchmarks import markdown, span_cff, write_table
 from treeprop_ray.config import RaySettings
 from treeprop_ray.engine import runtime
-from treeprop_ray.engine.actors import Role
+from treeprop_ray.engine.actors import HostLike, Role
 from treeprop_ray.engine.base import StepReport
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.placement import Plan, pack
@@ -91,16 +91,15 @@ class Emulation:
     def __init__(self) -> None:
         self.driver: Driver | None = None
 
-    def seconds(
-        self, calls: Sequence[Call], t: float, counting: str, blocks: int, runs: int
-    ) -> float:
-        """Seconds per step: median of some runs of two steps, submitted ahead."""
+    def seconds(self, calls: Sequence[Call], make_host: Callable[[], HostLike], runs: int) -> float:
+        """Seconds per step: median of some runs of two steps, submitted ahead; `runs` 0: one
+        step alone (a chain's step is long and its hops are many: it is its own average)."""
         names = tuple(f"span/host-{h}" for h in range(HOSTS))
         roles = [
             Role(
                 name=name,
                 about="emulated",
-                make_host=partial(EmulatedHost, t, counting, blocks),
+                make_host=make_host,
                 calls=tuple(c for c in calls if c.host == host),
                 total=1,
                 pieces=1,
@@ -114,9 +113,10 @@ class Emulation:
             self.driver = Driver(plan, roles, calls, clip=False, in_flight=2, transport="store")
         else:
             self.driver.become(roles, calls)
+        began = time.perf_counter()
         self.driver.step(0, False)
         self.driver.wait()
-        seconds = []
+        seconds = [] if runs else [time.perf_counter() - began]
         for step in range(1, 2 * runs, 2):
             began = time.perf_counter()
             self.driver.step(step, False)
@@ -131,11 +131,14 @@ class Emulation:
         calls = one_step(
             tree, Rule(objective="node_all_ce"), replace(pack(tree, HOSTS), one_machine=True), True
         )
-        return self.seconds(calls, t, counting, 0, runs=5)
+        return self.seconds(calls, partial(EmulatedHost, t, counting, 0), runs=7)
 
-    def chain(self, N: int, t: float) -> float:
-        """A backpropagation step over a chain of HOSTS stages with N / HOSTS blocks each."""
-        return self.seconds(one_chain_step(HOSTS, True), t, "paper", N // HOSTS, runs=1)
+    def chain(self, N: int, t: float, stages: int) -> float:
+        """A backpropagation step over a chain of stages; neighbours share an actor."""
+        calls = [
+            replace(call, host=call.host * HOSTS // stages) for call in one_chain_step(stages, True)
+        ]
+        return self.seconds(calls, partial(EmulatedHost, t, "paper", N // stages), runs=0)
 
 
 def run(bench: BenchSettings) -> None:
@@ -149,6 +152,8 @@ def run(bench: BenchSettings) -> None:
             for N in (8, 16, 32, 64, 128):
                 rows.append(row_of(emulation, N, t))
                 print(markdown(rows[-1:]).splitlines()[-1], flush=True)
+        assert emulation.driver is not None
+        layers = span_cff.rows_beside(emulation.driver, rows)
     finally:
         if emulation.driver:
             emulation.driver.close()
@@ -164,6 +169,7 @@ def run(bench: BenchSettings) -> None:
     table = write_table(bench.out, "bench_span", "Span on emulated devices", rows, NOTES + floor)
     figure(rows, Path(bench.out) / "bench_span.png")
     print(f"{table}\nwrote bench_span.md, .csv and .png to {bench.out}")
+    print(span_cff.write(bench.out, layers))
 
 
 def bare_hop(hops: int = 24) -> float:
@@ -190,7 +196,7 @@ def bare_hop(hops: int = 24) -> float:
 
 def row_of(emulation: Emulation, N: int, t: float) -> dict[str, Any]:
     """One line of the table."""
-    chain = emulation.chain(N, t)
+    chain, few = emulation.chain(N, t, N), emulation.chain(N, t, HOSTS)
     row: dict[str, Any] = {"N": N, "t (ms)": round(1000 * t), "chain (ms)": 1000 * chain}
     for short, counting, ideal in (
         ("", "paper", ideal_span(N)),
@@ -201,6 +207,9 @@ def row_of(emulation: Emulation, N: int, t: float) -> dict[str, Any]:
         row[f"speed-up{short}"] = chain / seconds
         row[f"ideal{short}"] = ideal
         row[f"reached (%){short}"] = round(100 * chain / seconds / ideal)
+        if counting == "paper":
+            row["chain of few stages (ms)"] = 1000 * few
+            row["reached (%), few stages"] = round(100 * few / seconds / ideal)
     assert emulation.driver is not None
     row["calls per step"] = emulation.driver.calls_per_step
     return row
@@ -221,8 +230,12 @@ NOTES = [
     "`speed-up` counts as the paper does: a node's forward is one unit, its backward one unit; "
     "ideal N / D. `strict` counts every block application, with a device for each node and "
     "beta = 0: the right block's forward and backward run beside the next levels (two more "
-    "units at the finest level); ideal N / (D + 1). Chain: backpropagation over the same actors, "
-    "2 N units.",
+    "units at the finest level); ideal N / (D + 1).",
+    "",
+    "Chain: backpropagation over the same actors, 2 N units, a device for each block as the tree "
+    "has a device for each node, so both pay a hop between devices. `few stages` compares with a "
+    f"chain of {HOSTS} stages instead, N / {HOSTS} blocks in one call, which pays almost no hops: "
+    "there every hop of the tree counts against it.",
 ]
 
 

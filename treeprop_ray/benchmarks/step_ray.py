@@ -45,12 +45,12 @@ def random_batches(settings: Settings) -> Batches:
     return Batches(random_images(), settings.batch, settings.seed)
 
 
-def launch(settings: Settings) -> RayEngine:
-    """The Ray engine on random images."""
+def job_of(settings: Settings) -> Job:
+    """A job on random images."""
     data = random_images()
     plan = blueprint(settings, data)
     stem = plan.build(STEM, settings.seed)
-    job = Job(
+    return Job(
         tree=Tree(plan.N, settings.split),
         rule=Rule.of(settings, plan.family),
         optimizer=OptimizerRule.of(settings, 1000),
@@ -58,9 +58,14 @@ def launch(settings: Settings) -> RayEngine:
         batches=partial(random_batches, settings),
         stem_trains=any(p.requires_grad for p in stem.parameters()),
         batch=settings.batch,
+        samples=len(data.train),
         splits=data.batch_counts,
     )
-    return distributed.launch(job, settings)
+
+
+def launch(settings: Settings) -> RayEngine:
+    """The Ray engine on random images."""
+    return distributed.launch(job_of(settings), settings)
 
 
 def run(bench: BenchSettings) -> None:

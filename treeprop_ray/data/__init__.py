@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from treeprop_ray.config import Settings
 
 SCORE_BATCH = 1000
+HELD_OUT = 1024  # the probe has at most so many held-out batches
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ class DataSet:
 class Batches:
     """The training batch of any step: a function of (seed, step), so there is no state.
 
-    Epoch e is permuted by (seed, e), augmentation is drawn from (seed, step).
+    Epoch e is permuted by (seed, e), augmentation is drawn from (seed, step). Negative steps are
+    the probe's: step -1 - k is the k-th batch of the validation split, and so is every multiple of
+    HELD_OUT below it.
     """
 
     def __init__(self, data: DataSet, batch: int, seed: int) -> None:
@@ -115,7 +118,10 @@ class Batches:
         self.per_epoch = len(data.train) // batch
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, step: int, view: int = 0) -> tuple[Tensor, Tensor]:
+        """The batch of a step; another `view` is another augmentation of the same samples."""
+        if step < 0:
+            return self.held_out((-1 - step) % HELD_OUT)
         epoch, position = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             gen = generator(self.seed, "order", epoch)
@@ -124,11 +130,34 @@ class Batches:
         part = self.data.train.take(index)
         x = part.x
         if self.data.augment:
-            x = self.data.augment(x, derive(self.seed, "augment", step))
+            x = self.data.augment(x, derive(self.seed, "augment", step, *([view] if view else [])))
         return self.data.inputs(x), part.y.long()
 
+    def validation_views(self, index: int) -> tuple[Tensor, Tensor]:
+        """Two augmentations of a large validation batch, always the same; labels of all rows."""
+        part = slice(index * self.data.score_batch, (index + 1) * self.data.score_batch)
+        x, y = self.data.validation.x[part], self.data.validation.y[part]
+        views = [x, x]
+        if self.data.augment:
+            seeds = [derive(self.seed, "validation view", index, view) for view in range(2)]
+            views = [self.data.augment(x, seed) for seed in seeds]
+        return self.data.inputs(torch.cat(views)), torch.cat([y, y])
+
+    def held_out(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k-th batch of the validation split in its own order, over and over."""
+        held = self.data.validation
+        if not len(held):
+            raise UserError(
+                "data.validation=0: the probe needs held-out samples; a share greater than 0"
+            )
+        part = held.take((torch.arange(self.batch) + k * self.batch) % len(held))
+        return self.data.inputs(part.x), part.y.long()
+
     def evaluation(self, split: str, index: int) -> tuple[Tensor, Tensor]:
-        """A batch to score: of a split, or (`split="step"`) the training batch of a step."""
+        """A batch to score: of a split, the training batch of a step (`split="step"`), or two
+        views of a validation batch (`split="views"`)."""
+        if split == "views":
+            return self.validation_views(index)
         return self(index) if split == "step" else self.data.scoring(split, index)
 
 

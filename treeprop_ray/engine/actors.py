@@ -35,7 +35,7 @@ class Role:
     name: str
     about: str  # shown by the dashboard
     make_host: Callable[[], HostLike]
-    calls: tuple[Call, ...]  # this host's calls of one step, in order
+    calls: tuple[Call, ...]  # this host's calls of one step, in order; then those of the probe
     total: int  # places in a batch
     pieces: int
     clip: bool
@@ -68,6 +68,11 @@ class HostActor:
         """Answers when the actor has built its part."""
         return repr(self)
 
+    def settled(self) -> None:
+        """Answers when all calls before it are done."""
+        if self.broken:
+            raise self.broken
+
     def run(self, index: int, step: int, *packets: transport.Packet) -> Any:
         """One call of the schedule; returns one packet per output (or one for all, when direct)."""
         if self.broken:
@@ -83,7 +88,8 @@ class HostActor:
             self.broken = TrainingError(f"{where}, level {call.level}, step {step}: {reason}")
             raise self.broken from e
         end = time.time()
-        self._note(call, step, begin, end, transport.size(out))
+        if step >= 0:  # the timeline is about training
+            self._note(call, step, begin, end, transport.size(out))
         if self.role.direct:
             return transport.pack_direct(out)
         packed = transport.pack(out, call.packets)
@@ -93,19 +99,26 @@ class HostActor:
         """Losses and gradient norms after the backward waves; `_` is the call it waits for."""
         if self.broken:
             raise self.broken
+        began = time.time()
         report = self.host.report(step, norms)
+        self.busy += time.time() - began
         self._gauges.losses(report)
         return report
 
     def apply(self, step: int, *reports: StepReport) -> None:
         """Optimizer step with the gradient norms of all hosts."""
-        self.host.apply(step, [r.square_norms for r in reports])
+        self._apply(step, [r.square_norms for r in reports])
 
     def finish(self, step: int, norms: bool, *_: Any) -> StepReport:
         """Report and optimizer step in one call, when no global norm is needed."""
         report = self.report(step, norms)
-        self.host.apply(step, None)
+        self._apply(step, None)
         return report
+
+    def _apply(self, step: int, square_norms: Any) -> None:
+        began = time.time()
+        self.host.apply(step, square_norms)
+        self.busy += time.time() - began
 
     def _note(self, call: Call, step: int, begin: float, end: float, sent: int) -> None:
         self.sent += sent
@@ -181,19 +194,25 @@ class _Gauges:
         self.loss.set_default_tags(tags)
         self.bytes = Gauge("treeprop_bytes_sent", "bytes sent to other actors", ("run", "actor"))
         self.bytes.set_default_tags(tags)
-        self._next = 0.0
+        self._due: dict[object, float] = {}
+
+    def _is_due(self, key: object) -> bool:
+        """A gauge is read every few seconds: no need to spend time on it in every call."""
+        now = time.monotonic()
+        if now < self._due.get(key, 0.0):
+            return False
+        self._due[key] = now + 0.5
+        return True
 
     def wave(self, call: Call, seconds: float, sent: int) -> None:
-        now = time.monotonic()
-        if now < self._next and call.phase != "forward":
-            return
-        self._next = now + 0.5  # a gauge is read every few seconds; do not spend time on more
-        self.seconds.set(seconds, {"level": str(call.level), "phase": call.phase})
-        self.bytes.set(sent)
+        if self._is_due((call.level, call.phase)):
+            self.seconds.set(seconds, {"level": str(call.level), "phase": call.phase})
+            self.bytes.set(sent)
 
     def losses(self, report: StepReport) -> None:
-        for n, terms in report.losses.items():
-            self.loss.set(sum(terms.values()), {"node": str(n)})
+        if self._is_due("losses"):
+            for n, terms in report.losses.items():
+                self.loss.set(sum(terms.values()), {"node": str(n)})
 
 
 def actor_class(method: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -21,7 +21,12 @@ from ray.exceptions import (
     RayError,
     RayTaskError,
 )
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from treeprop_ray.engine.actors import Role, actor_class
@@ -32,7 +37,11 @@ from treeprop_ray.schedule import Call
 
 START_SECONDS = 300  # for all actors to import torch and build their parts
 GROUP_SECONDS = 60  # for a placement group that should fit
-REVIVE_SECONDS = 60  # for one actor that is made anew
+REVIVE_SECONDS = 60  # for actors that are made anew
+MOVE_SECONDS = 3  # for Ray to find another machine for the bundle of a lost one
+
+
+Bound = tuple[Any, int, Call]  # an actor's method, the call's index there, the call
 
 
 class PlacementBusy(UserError):
@@ -51,11 +60,15 @@ class Driver:
         in_flight: int,
         transport: str,
         wave_timeout: float = 600.0,
+        probes: Mapping[str, Sequence[Call]] | None = None,
     ) -> None:
+        """`probes`: calls outside the step, by name; a role lists them after its step's calls."""
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
+        self.probes = probes or {}
         self.transport, self.direct = transport, transport != "store"
         self.group: PlacementGroup | None = None
+        self.owns_group, self.first_bundle = True, 0
         self.actors: list[Any] = []
         self.flight: deque[list[Any]] = deque()
         self.last: list[StepReport] = []
@@ -68,15 +81,25 @@ class Driver:
         self._bind()
 
     def _make(self) -> None:
-        self.group = placement_group(self.plan.bundles, strategy=self.plan.strategy)
+        self._take_group()
+        assert self.group is not None
         if not self.group.wait(GROUP_SECONDS):
             raise PlacementBusy(
                 f"placement cannot fit now: {len(self.roles)} bundles of {self.plan.bundles[0]} "
                 f"are not free (in use by others); free: {ray.available_resources()}"
             )
-        self.actors = [self._actor(index) for index in range(len(self.roles))]
+        self.actors = [self._actor_anew(index) for index in range(len(self.roles))]
         self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
         self._join()
+
+    def _take_group(self) -> None:
+        """A Tune trial comes with a placement group whose last bundles are ours; else make one."""
+        around, count = get_current_placement_group(), len(self.roles)
+        if around is not None and around.bundle_specs[-count:] == self.plan.bundles:
+            self.group, self.owns_group = around, False
+            self.first_bundle = len(around.bundle_specs) - count
+        else:
+            self.group = placement_group(self.plan.bundles, strategy=self.plan.strategy)
 
     def _actor(self, index: int) -> Any:
         """Start the actor of a role in its bundle. Ray must not restart it: state would be lost."""
@@ -89,7 +112,7 @@ class Driver:
                 max_restarts=0,
                 max_task_retries=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self.group, placement_group_bundle_index=index
+                    self.group, placement_group_bundle_index=self.first_bundle + index
                 ),
             )
             .remote(self.roles[index])
@@ -102,23 +125,35 @@ class Driver:
 
             create_collective_group(self.actors, backend=self.transport)
 
-    def revive(self) -> list[str]:
-        """Make dead actors anew in their places; returns their names. The others live on.
+    def lost(self) -> list[int]:
+        """The hosts whose actors are dead or do not answer."""
+        self.flight.clear()
+        return [i for i, actor in enumerate(self.actors) if not self._alive(actor)]
+
+    def revive(self, lost: Sequence[int]) -> None:
+        """Make lost actors anew in their places; the others live on.
 
         Raises ActorLost when a place is gone with its machine: then a new plan is needed.
         """
-        self.flight.clear()
-        lost = [i for i, actor in enumerate(self.actors) if not self._alive(actor)]
+        if self.group is None:
+            raise ActorLost("all actors were ended")  # by an attempt to find new places
         if self.direct and lost:
             raise ActorLost("a collective group cannot be mended")
         for index in lost:
             with contextlib.suppress(Exception):  # it may hang rather than be dead
                 ray.kill(self.actors[index])
             self.actors[index] = self._actor_anew(index)
-        if not self._alive(*(self.actors[i] for i in lost)):
-            raise ActorLost("the place of an actor is gone")
+        refs = [self.actors[i].ready.remote() for i in lost]
+        deadline = time.monotonic() + REVIVE_SECONDS
+        while ray.wait(refs, num_returns=len(refs), timeout=1)[1]:
+            if time.monotonic() > deadline or not self._has_places():
+                raise ActorLost("the place of an actor is gone")
+        self._get(refs)
         self._bind()
-        return [self.roles[i].name for i in lost]
+
+    def _has_places(self) -> bool:
+        """Whether every bundle has a machine; Ray moves bundles of a lost one if there is room."""
+        return self.group is not None and self.group.wait(MOVE_SECONDS)
 
     def _actor_anew(self, index: int) -> Any:
         """Ray frees the name of a dead actor only after a moment."""
@@ -129,9 +164,9 @@ class Driver:
                 time.sleep(0.1)
         raise ActorLost(f"the name {self.roles[index].name} stays taken")
 
-    def _alive(self, *actors: Any) -> bool:
+    def _alive(self, actor: Any) -> bool:
         try:
-            ray.get([a.ready.remote() for a in actors], timeout=REVIVE_SECONDS)
+            ray.get(actor.ready.remote(), timeout=REVIVE_SECONDS)
         except (RayError, GetTimeoutError):
             return False
         return True
@@ -139,12 +174,18 @@ class Driver:
     def _bind(self) -> None:
         """Prepare for every call its actor's method, its index there and where inputs come from."""
         counters = [0] * len(self.actors)
-        self.bound = []
-        for call in self.calls:
-            returns = 1 if self.direct else max(1, len(call.packets))
-            method = self.actors[call.host].run.options(num_returns=returns)
-            self.bound.append((method, counters[call.host], call))
-            counters[call.host] += 1
+
+        def bind(calls: Sequence[Call]) -> list[Bound]:
+            bound = []
+            for call in calls:
+                returns = 1 if self.direct else max(1, len(call.packets))
+                method = self.actors[call.host].run.options(num_returns=returns)
+                bound.append((method, counters[call.host], call))
+                counters[call.host] += 1
+            return bound
+
+        self.bound = bind(self.calls)
+        self.bound_probes = {name: bind(calls) for name, calls in self.probes.items()}
 
     def become(self, roles: Sequence[Role], calls: Sequence[Call]) -> None:
         """Give the same actors other roles."""
@@ -159,11 +200,11 @@ class Driver:
         """Remote calls the driver submits for one step."""
         return len(self.calls) + len(self.actors) * (2 if self.clip else 1)
 
-    def step(self, step: int, report: bool) -> None:
-        """Submit one step; wait for an earlier one if too many are under way."""
+    def submit(self, bound: Sequence[Bound], step: int) -> list[Any]:
+        """Send the calls of one batch; returns what each actor's last call will give."""
         where: dict[tuple[int, str], Any] = {}
         tail: list[Any] = [None] * len(self.actors)
-        for method, index, call in self.bound:
+        for method, index, call in bound:
             packets = dict.fromkeys(where[call.piece, name] for name in call.inputs)
             out = method.remote(index, step, *packets)
             refs = out if isinstance(out, list) else [out]
@@ -171,6 +212,11 @@ class Driver:
             for k, packet in enumerate(call.packets):
                 ref = refs[0 if self.direct else k]
                 where.update({(call.piece, name): ref for name in packet})
+        return tail
+
+    def step(self, step: int, report: bool) -> None:
+        """Submit one step; wait for an earlier one if too many are under way."""
+        tail = self.submit(self.bound, step)
         if self.direct:
             tail = [None] * len(self.actors)  # a direct tensor must not be passed on needlessly
         # a host whose last call failed must not step its optimizer: `tail` makes it wait and fail
@@ -232,9 +278,9 @@ class Driver:
                 ray.kill(actor)
         self.actors = []
         self.flight.clear()
-        if self.group is not None:
+        if self.group is not None and self.owns_group:
             remove_placement_group(self.group)
-            self.group = None
+        self.group = None
 
 
 def first_line(error: BaseException) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from treeprop_ray.baselines.cff import CffHost
+from treeprop_ray.baselines.cff_schedule import one_cff_step
 from treeprop_ray.chain import ChainHost
 from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches
@@ -17,6 +19,7 @@ from treeprop_ray.network import STEM
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.placement import Plan, stages
 from treeprop_ray.rule import Rule
+from treeprop_ray.schedule import Call, one_chain_step, one_step
 from treeprop_ray.tree import Edge, Tree
 
 Parts = Callable[[Sequence[Edge]], dict[Edge, nn.Module]]
@@ -33,6 +36,7 @@ class Job:
     batches: Callable[[], Batches]  # only the boundary calls this
     stem_trains: bool
     batch: int
+    samples: int  # in the train split
     splits: Mapping[str, int]  # evaluation batches of each split
 
 
@@ -59,9 +63,21 @@ def make_host(
     common = (batch, job.stem_trains, made.device, settings.precision)
     if settings.method != "tree":
         cut = stages(job.tree, len(made.names))[index]
+        if settings.method == "cff":
+            tail = (batch, settings.cff, made.device, settings.precision)
+            return CffHost(job.tree, job.rule, job.optimizer, parts, cut, *tail)
         return ChainHost(job.tree, job.rule, job.optimizer, parts, cut, *common)
     nodes = [n for n, host in made.layout.host_of.items() if host == index]
     return Host(job.tree, job.rule, job.optimizer, parts, nodes, *common)
+
+
+def calls_of(job: Job, settings: Settings, made: Plan) -> list[Call]:
+    """The calls of one step on the actors of a plan."""
+    if settings.method == "tree":
+        return one_step(job.tree, job.rule, made.layout, job.stem_trains, settings.microbatches)
+    if settings.method == "cff":
+        return one_cff_step(stages(job.tree, len(made.names)))
+    return one_chain_step(len(made.names), job.stem_trains, settings.microbatches)
 
 
 def describe(tree: Tree, made: Plan, index: int, tree_method: bool) -> str:

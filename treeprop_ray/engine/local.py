@@ -11,8 +11,11 @@ from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches, DataSet
 from treeprop_ray.engine.base import Score, Span, State, StepReport, score_paths
 from treeprop_ray.host import Host
+from treeprop_ray.measure import probe_parts
 from treeprop_ray.network import STEM, TreeNetwork
 from treeprop_ray.optim import OptimizerRule
+from treeprop_ray.probe_row import combine
+from treeprop_ray.probe_schedule import probe_calls
 from treeprop_ray.rule import Rule, cut
 from treeprop_ray.schedule import Layout, one_chain_step, one_step
 from treeprop_ray.tree import Tree
@@ -77,6 +80,25 @@ class LocalEngine:
         scored = score_paths(self.tree, {"": path}, batch, self.host.through, self.host.score)
         return scored[""].loss
 
+    def probe(self, batches: int, draws: int) -> dict[str, float]:
+        """Measure on held-out batches (probe_row.py: the columns); leaves the run as it is."""
+        spine = {str(p[-2]): p for p in self.tree.spine_paths}
+        held = [self.batches(-1 - k) for k in range(batches)]
+        clean = score_paths(self.tree, spine, held, self.host.through, self.host.score)
+        stem_trains = self.host.boundary is not None and self.host.boundary.stem_trains
+        calls = probe_calls(self.tree, Layout.single(self.tree), stem_trains, self.pieces)
+        calls["tree"] = self.calls
+        for part, which, steps in probe_parts(batches, draws, self.rule):
+            self.host.probe(part)
+            for step in steps:
+                pieces = cut(step, self.batches.batch * self.copies, self.pieces)
+                for call in calls[which]:
+                    self.host.run(call, pieces[call.piece], {})
+        found = self.host.probe("end")
+        assert found is not None
+        places = self.batches.batch * self.copies
+        return combine([found], self.tree, self.rule, clean, batches, draws, places)
+
     def state(self) -> State:
         return self.host.state()
 
@@ -91,20 +113,41 @@ class LocalEngine:
 
 
 def build(settings: Settings, data: DataSet, total_steps: int) -> LocalEngine:
-    """The local engine for the settings: tree or backpropagation."""
+    """The local engine for the settings."""
     from treeprop_ray.models import blueprint
 
     plan = blueprint(settings, data)
     tree = Tree(plan.N, settings.split)
     network = TreeNetwork.from_blueprint(plan, tree, settings.seed, data.dtype)
+    return over(network, settings, Batches(data, settings.batch, settings.seed), total_steps)
+
+
+def over(
+    network: TreeNetwork, settings: Settings, batches: Batches, total_steps: int
+) -> LocalEngine:
+    """The local engine over the modules of a network."""
     torch.set_num_threads(settings.threads)
-    return LocalEngine(
+    rule = Rule.of(settings, network.family, batches.data.labels_per_sample)
+    optimizer = OptimizerRule.of(settings, total_steps)
+    device = pick_device(settings.device)
+    if settings.method == "cff":
+        from treeprop_ray.baselines.cff import CffEngine
+
+        return CffEngine(
+            network, rule, optimizer, batches, settings.cff, device, settings.precision
+        )
+    kind: type[LocalEngine] = LocalEngine
+    if settings.engine == "train":  # inside a worker
+        from treeprop_ray.baselines.data_parallel import DataParallelEngine
+
+        kind = DataParallelEngine
+    return kind(
         network,
-        Rule.of(settings, plan.family, data.labels_per_sample),
-        OptimizerRule.of(settings, total_steps),
-        Batches(data, settings.batch, settings.seed),
+        rule,
+        optimizer,
+        batches,
         settings.microbatches,
-        pick_device(settings.device),
+        device,
         settings.precision,
         settings.method,
     )

@@ -97,6 +97,13 @@ class Owner:
             mine = {k[len(prefix) :]: v for k, v in weights.items() if k.startswith(prefix)}
             module.load_state_dict(mine)
         self.optimizer.load(optimizer)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop everything of a step that was under way."""
+        self._terms = {}
+        for module in self.parts.values():
+            module.zero_grad(set_to_none=True)
 
 
 class TimeEngine(ABC):

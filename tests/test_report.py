@@ -1,0 +1,160 @@
+"""Reports: from run folders to tables, and from the stored rows alone to the same tables."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Result
+
+from treeprop_ray import config
+from treeprop_ray.sweep import index, rows, table
+from treeprop_ray.sweep.plan import Sweep, Trial
+from treeprop_ray.tune import sweep_of_command
+
+Command = Callable[..., Result]
+RESULTS = Path(__file__).parent.parent / "results"
+
+SWEEP = """
+title: A small sweep
+base: digits
+bases: {digits: {settings: {epochs: 2, model.activation: tanh}}}
+space: {alpha: [0, 1], beta: [0, 0.5]}
+exclude: [{alpha: 0, beta: 0}]
+seeds: [1, 2]
+table: {rows: [alpha], columns: [beta], values: {accuracy: test/full/accuracy}}
+figure: {kind: heatmap, x: beta, y: alpha}
+paper:
+  - {about: another network, base: cifar10_vit, cells: {0: {0.5: 13.38 ± 0.18}, 1: {0.5: 88.5}}}
+"""
+
+REPORT = """\
+# A small sweep
+
+## 2 epochs, base digits
+
+| alpha | beta=0               | beta=0.5     | paper, beta=0.5 |
+|-------|----------------------|--------------|-----------------|
+| 0     | -                    | 11.00 ± 1.41 | 13.38 ± 0.18    |
+| 1     | 90.00 (1 of 2 seeds) | not run      | 88.5            |
+
+test accuracy (%) of full; mean ± sample standard deviation over seeds 1, 2. 3 of 6 runs.  
+Paper: another network. Other data and network than ours: compare the pattern.  
+Data: digits. Training time of all runs together 0:06.  
+Commit abc, 2026-01-02 03:04 UTC, 2 cores, a CPU, torch 1, ray 2.  
+Command: `python -m treeprop_ray.tune sweep={sweep}`  
+
+![A small sweep](small.png)
+
+Every run with its command, commit and figures: [small.csv](small.csv).
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SWEEP)
+    return path
+
+
+def sweep_at(path: Path, *words: str) -> Sweep:
+    command = " ".join(["python -m treeprop_ray.tune", f"sweep={path}", *words])
+    return sweep_of_command(command, str(path.parent / "runs"))
+
+
+def finish(trial: Trial, accuracy: float) -> None:
+    """A run folder as `train` leaves it, with made-up figures."""
+    trial.folder.mkdir(parents=True)
+    (trial.folder / "config.yaml").write_text(config.to_yaml(trial.settings))
+    score = {"loss": 0.5, "accuracy": accuracy}
+    summary = {
+        "final": {"validation": {"full": score}, "test": {"full": score}},
+        "leak": 0.0, "parameters_deployed": 10, "epochs": float(trial.settings.epochs),
+        "wall_seconds": 2.0, "commit": "abc", "date": "2026-01-02T03:04:05+00:00",
+        "hardware": {"cores": 2, "cpu": "a CPU", "gpus": []},
+        "versions": {"torch": "1", "ray": "2"},
+    }  # fmt: skip
+    (trial.folder / "summary.json").write_text(json.dumps(summary))
+
+
+def pick(sweep: Sweep, alpha: float, beta: float, seed: int) -> Trial:
+    wanted = ({"alpha": alpha, "beta": beta}, seed)
+    return next(t for t in sweep.trials() if (t.point, t.seed) == wanted)
+
+
+def made_up_runs(small: Path) -> Sweep:
+    sweep = sweep_at(small)
+    finish(pick(sweep, 0, 0.5, 1), 0.10)
+    finish(pick(sweep, 0, 0.5, 2), 0.12)
+    finish(pick(sweep, 1, 0, 1), 0.90)
+    rows.log_command(sweep.folder, sweep.command)
+    return sweep
+
+
+def report(command: Command, small: Path) -> str:
+    out = small.parent / "out"
+    words = [f"storage={small.parent / 'runs'}", f"out={out}", "sweep=small"]
+    result = command("report", *words)
+    assert result.code == 0, result.err
+    return (out / "small.md").read_text()
+
+
+def test_the_report_of_fixed_runs_is_exactly_this_table(command: Command, small: Path) -> None:
+    made_up_runs(small)
+    assert report(command, small) == REPORT.replace("{sweep}", str(small))
+    assert (small.parent / "out" / "small.png").stat().st_size > 1000
+    readme = (small.parent / "out" / "README.md").read_text()
+    assert "| [small](small.md) | A small sweep | 3 | `python -m treeprop_ray.tune" in readme
+    assert "| alpha_beta |" in readme and "| not run |" in readme
+
+
+def test_the_csv_alone_gives_the_same_table(command: Command, small: Path) -> None:
+    sweep = made_up_runs(small)
+    first = report(command, small)
+    stored = (small.parent / "out" / "small.csv").read_text()
+    shutil.rmtree(sweep.folder)
+    assert report(command, small) == first
+    assert (small.parent / "out" / "small.csv").read_text() == stored
+
+
+def test_runs_with_different_epochs_never_share_a_cell(command: Command, small: Path) -> None:
+    made_up_runs(small)
+    longer = sweep_at(small, "epochs=5", "seeds=[2]")
+    finish(pick(longer, 1, 0, 2), 0.99)  # would complete the cell of the shorter runs
+    rows.log_command(longer.folder, longer.command)
+    short, _, long = report(command, small).partition("## 5 epochs")
+    assert "90.00 (1 of 2 seeds)" in short and "99.00" not in short
+    assert "99.00" in long and "90.00" not in long
+
+
+def test_a_failed_run_shows_its_error_and_no_figure(command: Command, small: Path) -> None:
+    sweep = made_up_runs(small)
+    failed = pick(sweep, 1, 0.5, 1)
+    failed.error_file.parent.mkdir()
+    failed.error_file.write_text("node 3: the loss is not finite")
+    text = report(command, small)
+    assert "| failed " in text and "the loss is not finite" in text
+
+
+def test_a_table_without_runs_is_an_error(command: Command, tmp_path: Path) -> None:
+    result = command("report", "sweep=alpha_beta", f"storage={tmp_path}", f"out={tmp_path}")
+    assert result.code == 2 and "no run has come to an end" in result.err
+    assert not list(tmp_path.iterdir())
+
+
+STORED = index.sweep_tables(RESULTS)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_committed_tables_follow_from_the_committed_rows(name: str) -> None:
+    stored = rows.read_rows(RESULTS / f"{name}.csv")
+    made = table.sections(stored, sweep_of_command)
+    assert table.report_of(name, made) == (RESULTS / f"{name}.md").read_text()
+    for row in stored:
+        assert {"command", "sweep_command", "epochs", "seed"} <= row.keys()
+        assert row["status"] != "finished" or {"commit", "wall_seconds", "date"} <= row.keys()
+
+
+def test_the_committed_index_is_up_to_date() -> None:
+    assert index.index_of(RESULTS) == (RESULTS / "README.md").read_text()

@@ -1,0 +1,98 @@
+"""Write the tables of sweeps and the index of all results, or one run as an HTML page.
+
+    python -m treeprop_ray.report                     # every sweep's table, and results/README.md
+    python -m treeprop_ray.report sweep=alpha_beta    # one sweep's
+    python -m treeprop_ray.report sweep=alpha_beta-mnist_d3
+    python -m treeprop_ray.report run=results/runs/<name>            # <run>/report.html
+
+A table is made from the run folders in `storage` and from the rows stored in <out>/<sweep>.csv, one
+per run; where the run folders are gone, the CSV alone gives the same table. A page shows a run's
+settings, accuracies, figures and how to repeat it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from treeprop_ray import cli, config
+from treeprop_ray.config import opt
+from treeprop_ray.errors import UserError
+
+
+@dataclass
+class ReportSettings:
+    """Settings of the report command."""
+
+    sweep: str = opt("", "name of a sweep's table, e.g. alpha_beta; default: all")
+    storage: str = opt("results/runs", "folder of the run folders")
+    out: str = opt("results", "folder of tables and figures")
+    run: str = opt("", "a run's page instead: its folder, e.g. results/runs/<name>")
+    to: str = opt("", "the page; default: report.html in the run folder")
+
+
+def load(words: Sequence[str]) -> ReportSettings:
+    """Settings from command-line words."""
+    settings: ReportSettings = config.merge(ReportSettings, ("", config.parse_overrides(words)))
+    if settings.to and not settings.run:
+        raise UserError(f"to={settings.to}: names the page of a run; give run=… too")
+    return settings
+
+
+def write_sweep(name: str, storage: str, out: Path) -> str:
+    """Write <name>.csv, .md and .png and the index; returns the tables as text."""
+    from treeprop_ray.sweep import rows, table
+    from treeprop_ray.sweep.figure import draw
+    from treeprop_ray.sweep.index import write_index
+    from treeprop_ray.tune import sweep_of_command
+
+    found = []
+    for command in rows.command_log(Path(storage) / name):  # the newest has the last word
+        found += rows.rows_of(sweep_of_command(command, storage))
+    stored = out / f"{name}.csv"
+    together = rows.merge(rows.read_rows(stored), found)
+    if not together:
+        raise UserError(
+            f"sweep={name}: no run has come to an end in {storage}/{name}, and there is no {stored}"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    rows.write_rows(stored, together)
+    made = table.sections(rows.read_rows(stored), sweep_of_command)
+    (out / f"{name}.md").write_text(table.report_of(name, made))
+    draw(made, out / f"{name}.png")
+    write_index(out)
+    tables = "\n\n".join(table.table_of(section) for section in made)
+    return f"{tables}\ntable: {out / name}.md"
+
+
+def run(settings: ReportSettings) -> None:
+    """The report command."""
+    if settings.run:
+        from treeprop_ray.page import write_page
+
+        print(f"wrote {write_page(settings.run, Path(settings.to) if settings.to else None)}")
+        return
+    from treeprop_ray.sweep import rows
+    from treeprop_ray.sweep.index import sweep_tables, write_index
+
+    out = Path(settings.out)
+    if settings.sweep:
+        print(write_sweep(settings.sweep, settings.storage, out))
+        return
+    logs = {p.parent.name for p in Path(settings.storage).glob("*/commands.json")}
+    for name in sorted(logs | set(sweep_tables(out))):
+        if rows.read_rows(out / f"{name}.csv") or name in logs:
+            print(f"{write_sweep(name, settings.storage, out)}\n")
+    write_index(out)
+    print(f"index: {out / 'README.md'}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m treeprop_ray.report`."""
+    return cli.main(__doc__ or "", ReportSettings, load, run, argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

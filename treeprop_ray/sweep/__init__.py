@@ -1,0 +1,1 @@
+"""Sweeps: a space of settings (`space`), its trials (`plan`), Ray Tune (`runner`), their tables."""

@@ -1,0 +1,124 @@
+"""A sweep's figure: heat map, curves or bars, one panel for each group of comparable runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+from treeprop_ray.sweep.space import VALUE, Figure, show
+from treeprop_ray.sweep.table import Section
+
+
+def draw(made: Sequence[Section], target: Path) -> bool:
+    """Write the PNG; False when there is nothing to draw."""
+    wanted = made[0].space.figure
+    shown = [s for s in made if any(r["status"] == "finished" for r in s.rows)]
+    if wanted is None or not shown:
+        return False
+    fig, axes = plt.subplots(1, len(shown), figsize=(6.0 * len(shown), 4.2), squeeze=False)
+    kinds = {"heatmap": _heatmap, "curve": _curve, "bars": _bars}
+    for ax, section in zip(axes[0], shown, strict=True):
+        kinds[wanted.kind](ax, section, wanted)
+        epochs = next(r["epochs"] for r in section.rows if r["status"] == "finished")
+        ax.set_title(f"{section.sweep.base}, {epochs} epochs")
+    fig.tight_layout()
+    fig.savefig(target, dpi=120, metadata={"Software": None})
+    plt.close(fig)
+    return True
+
+
+def _points(section: Section, wanted: Figure) -> dict[tuple[Any, tuple[Any, ...]], list[float]]:
+    """(x, values of y or series) -> figures of all seeds there."""
+    others = [wanted.y] if wanted.y else list(wanted.series)
+    found: dict[tuple[Any, tuple[Any, ...]], list[float]] = {}
+    for point, _ in section.expected:
+        for label, metric in section.space.table.values.items():
+            if VALUE not in (wanted.x, *others) and metric != section.space.metric:
+                continue
+            full = {**point, VALUE: label}
+            factor = 100 if metric.endswith("/accuracy") else 1
+            values = [factor * v for v in section.values(point, metric)]
+            key = (full[wanted.x], tuple(full[k] for k in others))
+            found.setdefault(key, []).extend(values)
+    return found
+
+
+def _text(section: Section, keys: Sequence[str], values: Sequence[Any]) -> str:
+    pairs = zip(keys, values, strict=True)
+    return ", ".join(str(v) if k == VALUE else section.space.label(k, v) for k, v in pairs)
+
+
+def _what(section: Section, wanted: Figure) -> str:
+    split, path, kind = section.space.metric.split("/")
+    unit = " (%)" if kind == "accuracy" else ""
+    of = "" if VALUE in (wanted.x, wanted.y, *wanted.series) else f" of {path}"
+    return f"{split} {kind}{unit}{of}"
+
+
+def _heatmap(ax: Any, section: Section, wanted: Figure) -> None:
+    found = _points(section, wanted)
+    xs, ys = sorted({x for x, _ in found}), sorted({y for _, (y,) in found})
+    means = [[_mean(found.get((x, (y,)), [])) for x in xs] for y in ys]
+    image = ax.imshow(means, origin="lower", cmap="viridis", aspect="auto")
+    low, high = image.get_clim()
+    for i, row in enumerate(means):
+        for j, value in enumerate(row):
+            run = value == value
+            dark = run and value < (low + high) / 2
+            text = f"{value:.2f}" if run else "-"
+            ax.annotate(text, (j, i), ha="center", va="center", color="w" if dark else "k")
+    ax.set_xticks(range(len(xs)), [show(x) for x in xs])
+    ax.set_yticks(range(len(ys)), [show(y) for y in ys])
+    ax.set(xlabel=section.space.label(wanted.x), ylabel=section.space.label(wanted.y))
+    ax.figure.colorbar(image, ax=ax, label=_what(section, wanted))
+
+
+def _curve(ax: Any, section: Section, wanted: Figure) -> None:
+    found = _points(section, wanted)
+    for series in dict.fromkeys(s for _, s in found):
+        xs = [x for (x, s), values in found.items() if s == series and values]
+        values = [found[x, series] for x in xs]
+        ax.errorbar(
+            xs, [_mean(v) for v in values], yerr=[_spread(v) for v in values],
+            marker="o", capsize=3, label=_text(section, wanted.series, series),
+        )  # fmt: skip
+    if wanted.scale == "symlog":
+        smallest = min(x for x, _ in found if x > 0)
+        ax.set_xscale("symlog", linthresh=smallest)
+    ax.set(xlabel=section.space.label(wanted.x), ylabel=_what(section, wanted))
+    ax.grid(alpha=0.3)
+    if wanted.series:
+        ax.legend()
+
+
+def _bars(ax: Any, section: Section, wanted: Figure) -> None:
+    found = _points(section, wanted)
+    xs, series = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+    width = 0.8 / len(series)
+    for k, one in enumerate(series):
+        values = [found.get((x, one), []) for x in xs]
+        ax.bar(
+            [i + (k - (len(series) - 1) / 2) * width for i in range(len(xs))],
+            [_mean(v) for v in values], width, yerr=[_spread(v) for v in values],
+            capsize=2, label=_text(section, wanted.series, one),
+        )  # fmt: skip
+    ax.set_xticks(range(len(xs)), [_text(section, [wanted.x], [x]) for x in xs])
+    ax.set(ylabel=_what(section, wanted))
+    ax.grid(alpha=0.3, axis="y")
+    if wanted.series:
+        ax.legend(fontsize=8)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.mean(values) if values else float("nan")
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0

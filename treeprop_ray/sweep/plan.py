@@ -1,0 +1,220 @@
+"""A sweep with its base, overrides and seeds: which trials there are and where each one stands.
+
+A trial is an ordinary `train` run in <storage>/<sweep>/<trial>. What is finished is read from the
+run folders, never from Tune's own state, so any interruption leaves nothing to mend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+from treeprop_ray import config
+from treeprop_ray.config import Settings
+from treeprop_ray.errors import UserError
+from treeprop_ray.settings import RESUMABLE
+from treeprop_ray.sweep.space import (
+    Axis,
+    Base,
+    Point,
+    Space,
+    check_axis,
+    check_seeds,
+    grid_points,
+    load_space,
+    show,
+)
+
+# of train, but not for a sweep: what to use instead
+TAKEN = {
+    "experiment": "use base=…",
+    "seed": "use seeds=[1,2,3]",
+    "name": "trials have names of their own; use storage=… for another folder",
+    "fresh": "remove the sweep's folder to start anew",
+}
+FINISHED, STOPPED, FAILED, PART, NEW = "finished", "stopped", "failed", "part done", "new"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting with one seed."""
+
+    point: Point
+    seed: int
+    settings: Settings
+    command: str  # the stand-alone train command with the same numbers
+    protocol: str  # digest of everything but the axes and the seed: only equals share a cell
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.settings.out) / self.settings.name
+
+    @property
+    def error_file(self) -> Path:
+        """Holds one line when the last attempt failed; the log is beside it."""
+        return Path(self.settings.out) / "logs" / f"{self.settings.name}.error"
+
+    @property
+    def text(self) -> str:
+        """The setting in a few words."""
+        return " ".join([*(f"{k}={show(v)}" for k, v in self.point.items()), f"seed={self.seed}"])
+
+    def state(self) -> str:
+        """finished, stopped (by a scheduler), failed, part done or new."""
+        summary = read_json(self.folder / "summary.json")
+        if summary and (self.folder / "config.yaml").is_file():
+            stored = config.load_file(self.folder / "config.yaml")
+            whole = stored.epochs == self.settings.epochs and stored.steps == self.settings.steps
+            if whole and not config.differences(stored, self.settings):
+                return FINISHED
+        if (self.folder / "stopped.json").is_file():
+            return STOPPED
+        if self.error_file.is_file():
+            return FAILED
+        return PART if (self.folder / "config.yaml").is_file() else NEW
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A space whose base, overrides, seeds and folder are settled."""
+
+    space: Space
+    base: str
+    layer: Mapping[str, Any]  # what the base experiment's file says
+    words: Mapping[str, str]  # settings of the sweep for this base, then the user's
+    seeds: Sequence[int]
+    storage: str
+    command: str = ""
+    points: Sequence[Point] | None = None  # None: the grid; else drawn (optuna: none beforehand)
+
+    @property
+    def name(self) -> str:
+        """Name of the sweep's folder and tables; another base has its own."""
+        if self.base == self.space.base:
+            return self.space.name
+        return f"{self.space.name}-{Path(self.base).stem}"
+
+    @property
+    def folder(self) -> Path:
+        """Holds the run folders."""
+        return Path(self.storage).absolute() / self.name
+
+    def trial(self, point: Point, seed: int) -> Trial:
+        """The run of a setting and a seed; a setting that makes no sense is a UserError."""
+        values = {**self.words, **{k: show(v) for k, v in point.items()}, "seed": str(seed)}
+        words = [f"{k}={v}" for k, v in values.items()]
+        base = ("", OmegaConf.create(dict(self.layer)))
+        try:
+            made = config.merge(Settings, base, ("", config.parse_overrides(words)))
+        except UserError as e:
+            text = " ".join(f"{k}={show(v)}" for k, v in point.items())
+            raise UserError(f"sweep={self.space.name} base={self.base}, {text}: {e}") from e
+        settings = cast(Settings, made)
+        settings.experiment = self.base
+        short = [f"{k.rpartition('.')[2]}_{show(v)}" for k, v in point.items()]
+        protocol = digest(settings, leave_out={*point, "seed"})
+        settings.name = "-".join([*short, f"s{seed}", digest(settings)]).replace("/", "_")
+        settings.out = str(self.folder)
+        command = shlex.join(
+            ["python", "-m", "treeprop_ray.train", f"experiment={self.base}", *words]
+        )
+        return Trial(point, seed, settings, command, protocol)
+
+    def all_points(self) -> list[Point]:
+        """All settings that are known beforehand; an open-ended search knows none."""
+        return list(grid_points(self.space)) if self.points is None else list(self.points)
+
+    def trials(self) -> Iterator[Trial]:
+        """All trials, seed by seed, so that the whole table fills up evenly."""
+        points = self.all_points()
+        for seed in self.seeds:
+            for point in points:
+                yield self.trial(point, seed)
+
+
+def digest(settings: Settings, leave_out: Collection[str] = ()) -> str:
+    """Names what is computed. Only settings that are not at their default count, so that a
+    setting which the program gains later changes no name."""
+    default = {k: v for k, _, v in config.walk(Settings())}
+    counted = {
+        k: show(v)
+        for k, _, v in config.walk(settings)
+        if (k not in RESUMABLE or k in ("epochs", "steps"))
+        and k not in leave_out
+        and v != default[k]
+    }
+    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:6]
+
+
+def resolve(
+    sweep: str, base: str, overrides: Sequence[str], seeds: Any, storage: str, command: str = ""
+) -> Sweep:
+    """Settle a sweep: file, base, overrides (settings, or new values for an axis) and seeds."""
+    space = load_space(sweep)
+    base = base or space.base
+    try:
+        layer = OmegaConf.to_container(config.read_yaml(config.experiment_file(base), base))
+    except UserError as e:
+        raise UserError(str(e).replace("experiment=", "base=")) from e
+    file = cast("dict[str, Any]", layer)
+    suit = space.bases.get(Path(base).stem, Base())
+    grids = [{key: suit.space.get(key, axis) for key, axis in grid.items()} for grid in space.grids]
+    words = {k: show(v) for k, v in suit.settings.items()}
+    for word in overrides:
+        key, _, text = word.partition("=")
+        if key in TAKEN:
+            raise UserError(f"{word}: not for a sweep; {TAKEN[key]}")
+        if key in space.axes:
+            grids = _narrow(grids, key, check_axis(key, _value(text)))
+        else:
+            words[key] = text
+    chosen = list(space.seeds) if seeds is None else check_seeds("seeds", seeds)
+    return Sweep(replace(space, grids=grids), base, file, words, chosen, storage, command)
+
+
+def _narrow(grids: list[dict[str, Axis]], key: str, values: Axis) -> list[dict[str, Axis]]:
+    """New values for an axis; where the grids of a union differ in it, each keeps its own."""
+    if all(grid[key] == grids[0][key] for grid in grids):
+        return [{**grid, key: values} for grid in grids]
+    wanted = {show(v) for v in values}
+    kept = [{**grid, key: [v for v in grid[key] if show(v) in wanted]} for grid in grids]
+    if not any(grid[key] for grid in kept):
+        have = ", ".join(show(v) for grid in grids for v in grid[key])
+        raise UserError(f"{key}={values}: some of {have}")
+    return [grid for grid in kept if grid[key]]
+
+
+def _value(text: str) -> Any:
+    """What the text of an override stands for: a number, a list, …"""
+    parsed = OmegaConf.to_container(config.parse_overrides([f"value={text}"]))
+    assert isinstance(parsed, dict)
+    return parsed["value"]
+
+
+def past_trials(sweep: Sweep) -> list[Trial]:
+    """Trials of an open-ended search that have a run folder, with the same base and overrides."""
+    found = []
+    for path in sorted(sweep.folder.glob("*/config.yaml")):
+        stored = {k: v for k, _, v in config.walk(config.load_file(path))}
+        point = {k: stored[k] for k in sweep.space.axes}
+        if stored["seed"] == sweep.seeds[0]:
+            trial = sweep.trial(point, stored["seed"])
+            if trial.folder == path.parent:
+                found.append(trial)
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON file, or None where there is none that can be read."""
+    try:
+        return cast("dict[str, Any]", json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,264 @@
+"""Runs the trials of a sweep under Ray Tune: each is the ordinary Trainer in its own run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray import tune
+from ray.tune import Callback
+
+from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.placement import Cluster
+from treeprop_ray.sweep.plan import FINISHED, STOPPED, Sweep, Trial, past_trials, read_json
+from treeprop_ray.sweep.resources import need, pin
+from treeprop_ray.sweep.rows import log_command
+from treeprop_ray.sweep.view import View
+
+if TYPE_CHECKING:
+    from treeprop_ray.engine.base import Score
+    from treeprop_ray.tune import TuneSettings
+
+# Tune's own outputs are not wanted: runs have their TensorBoard events, their logs and their state.
+QUIET = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+
+def run_trial(config: Mapping[str, Any], sweep: Sweep, cluster: Cluster) -> None:
+    """What a Tune worker does: train, report every evaluation, leave one line if it fails."""
+    from treeprop_ray.train import Trainer
+
+    trial = trial_of(sweep, config)
+    settings = pin(copy.deepcopy(trial.settings), cluster)
+    log = trial.error_file.with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    trial.error_file.unlink(missing_ok=True)
+    (trial.folder / "stopped.json").unlink(missing_ok=True)
+
+    def on_epoch(epoch: int, scores: Mapping[str, Score]) -> None:
+        tune.report({"epoch": epoch, "score": score_of(sweep.space.metric, scores)})
+
+    with log.open("a") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            Trainer(settings, trial.command, on_epoch).train()
+        except Exception as e:
+            line = (str(e).strip().splitlines() or [repr(e)])[0]
+            plain = isinstance(e, TrainingError | UserError)
+            trial.error_file.write_text(line if plain else f"{type(e).__name__}: {line}")
+            raise
+
+
+def trial_of(sweep: Sweep, config: Mapping[str, Any]) -> Trial:
+    """The trial that a Tune config stands for."""
+    return sweep.trial({k: config[k] for k in sweep.space.axes}, config["seed"])
+
+
+def score_of(metric: str, scores: Mapping[str, Score]) -> float:
+    """The metric on the validation split, which is what searches and schedulers look at."""
+    _, path, kind = metric.split("/")
+    score = scores.get(path) or scores["full"]
+    if kind == "perplexity":
+        return math.exp(min(score.loss, 700.0))
+    return float(getattr(score, kind))
+
+
+class Follow(Callback):  # type: ignore[misc]
+    """Hears from Tune how trials go and tells the view."""
+
+    def __init__(self, sweep: Sweep, view: View) -> None:
+        self.sweep, self.view = sweep, view
+        self.epoch: dict[str, int] = {}
+        self.failed: list[str] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune stores its callbacks, but a view belongs to this terminal
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """A trial begins."""
+        self.view.start(trial_of(self.sweep, trial.config))
+
+    def on_trial_result(
+        self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any
+    ) -> None:
+        """An evaluation."""
+        mine = trial_of(self.sweep, trial.config)
+        self.epoch[mine.settings.name] = result["epoch"]
+        self.view.result(mine, result["epoch"], result["score"])
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Trained to the end, or stopped by the scheduler before it."""
+        mine = trial_of(self.sweep, trial.config)
+        summary = read_json(mine.folder / "summary.json")
+        if summary is None or mine.state() != FINISHED:
+            epoch = self.epoch.get(mine.settings.name, 0)
+            (mine.folder / "stopped.json").write_text(json.dumps({"epoch": epoch}))
+            self.view.stopped(mine, epoch)
+        else:
+            self.view.finished(mine, summary)
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """A trial has failed; the others go on."""
+        mine = trial_of(self.sweep, trial.config)
+        if not mine.error_file.is_file():  # the process died without a word
+            lines = str(trial.get_error() or "").strip().splitlines() or ["the trial died"]
+            mine.error_file.parent.mkdir(parents=True, exist_ok=True)
+            mine.error_file.write_text(lines[-1])
+        self.failed.append(mine.settings.name)
+        self.view.failed(mine, mine.error_file.read_text())
+
+
+def loggers(settings: TuneSettings, name: str) -> list[Any]:
+    """Ray's own callbacks for Weights & Biases and MLflow, when asked for."""
+    made = []
+    try:
+        key = f"wandb={settings.wandb}"
+        if settings.wandb:
+            import wandb  # noqa: F401
+            from ray.air.integrations.wandb import WandbLoggerCallback
+
+            made.append(WandbLoggerCallback(project=settings.wandb, group=name))
+        key = f"mlflow={settings.mlflow}"
+        if settings.mlflow:
+            import mlflow  # noqa: F401
+            from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+            made.append(MLflowLoggerCallback(tracking_uri=settings.mlflow, experiment_name=name))
+    except ImportError as e:
+        extra = key.partition("=")[0]
+        raise UserError(f"{key}: needs pip install 'treeprop_ray[{extra}]'") from e
+    return made
+
+
+def run_sweep(settings: TuneSettings, sweep: Sweep) -> list[str]:
+    """Run what is not finished; returns the names of trials that failed."""
+    from treeprop_ray.engine import runtime
+
+    os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
+    extra = loggers(settings, sweep.name)
+    owns = runtime.start(settings.ray)
+    try:
+        cluster = runtime.cluster()
+        if settings.search == "optuna":
+            return _optuna(settings, sweep, cluster, extra)
+        todo = [t for t in sweep.trials() if t.state() not in (FINISHED, STOPPED)]
+        return _listed(settings, sweep, cluster, extra, todo)
+    finally:
+        if owns:
+            runtime.stop()
+
+
+def _listed(
+    settings: TuneSettings, sweep: Sweep, cluster: Cluster, extra: Sequence[Any], todo: list[Trial]
+) -> list[str]:
+    from treeprop_ray.sweep.search import Listed
+
+    every = list(sweep.trials())
+    for trial in todo:
+        need(trial.settings, cluster)  # raises before anything starts
+    log_command(sweep.folder, sweep.command)
+    if not todo:
+        print(f"all {len(every)} trials are finished")
+        return []
+    configs = [{**trial.point, "seed": trial.seed} for trial in todo]
+    view = View(sweep.name, len(every), len(every) - len(todo), sweep.space.metric)
+    return _fit(settings, sweep, cluster, extra, Listed(configs), len(configs), view)
+
+
+def _optuna(
+    settings: TuneSettings, sweep: Sweep, cluster: Cluster, extra: Sequence[Any]
+) -> list[str]:
+    """First what was cut short, then new suggestions that know all finished trials."""
+    from treeprop_ray.sweep.search import Listed, optuna_search
+
+    log_command(sweep.folder, sweep.command)
+    past = past_trials(sweep)
+    cut = [t for t in past if t.state() not in (FINISHED, STOPPED)]
+    failed: list[str] = []
+    view = View(sweep.name, settings.samples, len(past) - len(cut), sweep.space.metric)
+    if cut:
+        configs = [{**t.point, "seed": t.seed} for t in cut]
+        failed += _fit(settings, sweep, cluster, extra, Listed(configs), len(cut), view)
+    known = []
+    for trial in past:
+        summary = read_json(trial.folder / "summary.json")
+        if summary is not None:
+            known.append((trial.point, validation_of(sweep.space.metric, summary)))
+    tried = {trial.settings.name for trial in past}
+
+    def usable(point: Mapping[str, Any]) -> bool:
+        try:
+            trial = sweep.trial(point, sweep.seeds[0])
+            need(trial.settings, cluster)
+        except UserError:
+            return False
+        return not sweep.space.excluded(point) and trial.settings.name not in tried
+
+    left = settings.samples - len(past)
+    if left <= 0:
+        print(f"{len(past)} settings are tried; samples={settings.samples} asks for no more")
+        return failed
+    search = optuna_search(sweep, known, usable)
+    return failed + _fit(settings, sweep, cluster, extra, search, left, view)
+
+
+def validation_of(metric: str, summary: Mapping[str, Any]) -> float:
+    """The metric of a finished run on the validation split."""
+    from treeprop_ray.engine.base import Score
+
+    scores = summary["final"]["validation"]
+    return score_of(metric, {p: Score(v["loss"], v["accuracy"]) for p, v in scores.items()})
+
+
+def _fit(
+    settings: TuneSettings,
+    sweep: Sweep,
+    cluster: Cluster,
+    extra: Sequence[Any],
+    search: Any,
+    count: int,
+    view: View,
+) -> list[str]:
+    """One call of Tune."""
+    from treeprop_ray.sweep.search import scheduler
+
+    def bundles(config: Mapping[str, Any]) -> Any:
+        needs = need(trial_of(sweep, config).settings, cluster)
+        return tune.PlacementGroupFactory(needs.bundles, strategy=needs.strategy)
+
+    follow = Follow(sweep, view)
+    trainable = tune.with_parameters(run_trial, sweep=sweep, cluster=cluster)
+    first = next(iter(sweep.trials()), None)
+    epochs = first.settings.epochs if first else 1
+    tuner = tune.Tuner(
+        tune.with_resources(trainable, bundles),
+        tune_config=tune.TuneConfig(
+            search_alg=search,
+            scheduler=scheduler(settings.scheduler, sweep.space.mode, epochs),
+            num_samples=count,
+            max_concurrent_trials=settings.max_concurrent or None,
+            reuse_actors=True,  # a process imports torch once
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(Path(sweep.folder) / ".tune"),
+            failure_config=tune.FailureConfig(max_failures=0),
+            callbacks=[follow, *extra],
+            verbose=0,
+        ),
+    )
+    with view:
+        tuner.fit()
+    return follow.failed

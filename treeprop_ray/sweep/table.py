@@ -1,0 +1,248 @@
+"""From rows to a report's text. A pure function of the CSV and the sweep's YAML: no run folder."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treeprop_ray.benchmarks import markdown
+from treeprop_ray.sweep.plan import FAILED, FINISHED, STOPPED, Sweep
+from treeprop_ray.sweep.rows import Row, figure, value_of
+from treeprop_ray.sweep.space import VALUE, Paper, Point, Space, same, show
+from treeprop_ray.sweep.view import clock
+
+NOT_RUN, NO_CELL = "not run", "-"
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Runs that differ in the axes and the seed only, and the settings that belong to the table."""
+
+    sweep: Sweep
+    commands: Sequence[str]
+    expected: Sequence[tuple[Point, set[int]]]  # settings and the seeds asked for
+    rows: Sequence[Row]
+
+    @property
+    def space(self) -> Space:
+        """The sweep's file."""
+        return self.sweep.space
+
+    def at(self, point: Point) -> list[Row]:
+        """The runs of a setting."""
+        return [r for r in self.rows if all(same(r.get(k), v) for k, v in point.items())]
+
+    def values(self, point: Point, metric: str) -> list[float]:
+        """The figures of a setting's finished runs, by seed."""
+        done = [r for r in self.at(point) if r["status"] == FINISHED]
+        found = [value_of(metric, r) for r in sorted(done, key=lambda r: int(r["seed"]))]
+        return [v for v in found if v is not None]
+
+    def cell(self, point: Point, metric: str) -> str:
+        """Mean ± sample standard deviation; how many seeds, when some are missing."""
+        seeds = next(seeds for p, seeds in self.expected if p == point)
+        found, values = self.at(point), self.values(point, metric)
+        if not found:
+            return NOT_RUN
+        if not values:
+            if any(r["status"] == FINISHED for r in found):
+                return NO_CELL  # this method has no such figure
+            return FAILED if any(r["status"] == FAILED for r in found) else STOPPED
+        text = figure(metric, statistics.mean(values))
+        if len(values) > 1:
+            text += f" ± {figure(metric, statistics.stdev(values))}"
+        if len(values) < len(seeds):
+            text += f" ({len(values)} of {len(seeds)} seeds)"
+        return text
+
+
+def sections(rows: Sequence[Row], resolve: Callable[[str], Sweep]) -> list[Section]:
+    """Rows by protocol; `resolve` makes a sweep of the tune command that a row names."""
+    protocols: dict[str, list[Row]] = {}
+    for row in rows:
+        protocols.setdefault(row["protocol"], []).append(row)
+    made = []
+    for group in protocols.values():
+        commands = list(dict.fromkeys(row["sweep_command"] for row in group))
+        sweeps = [resolve(command) for command in commands]
+        expected: list[tuple[Point, set[int]]] = []
+        for sweep in sweeps:
+            for point in sweep.all_points() or _points_of(group, sweep.space):
+                known = [seeds for p, seeds in expected if p == point]
+                if known:
+                    known[0].update(sweep.seeds)
+                else:
+                    expected.append((point, set(sweep.seeds)))
+        made.append(Section(sweeps[-1], commands, expected, group))
+    return made
+
+
+def _points_of(rows: Sequence[Row], space: Space) -> list[Point]:
+    """An open-ended search: the settings that were tried."""
+    found = {tuple(row[k] for k in space.axes): None for row in rows}
+    return [dict(zip(space.axes, map(_number, values), strict=True)) for values in found]
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def grid(section: Section) -> tuple[list[Key], list[Key], dict[tuple[Key, Key], tuple[Point, str]]]:
+    """Keys of the rows and of the columns, and the (setting, metric) of each cell."""
+    table = section.space.table
+    cells: dict[tuple[Key, Key], tuple[Point, str]] = {}
+    for point, _ in section.expected:
+        for label, metric in table.values.items():
+            full = {**point, VALUE: label}
+            key = tuple(full[k] for k in table.rows), tuple(full[k] for k in table.columns)
+            cells[key] = (point, metric)
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    columns = list(dict.fromkeys(column for _, column in cells))
+    return rows, columns, cells
+
+
+def paper_of(section: Section) -> Paper | None:
+    """The paper's figures for this base; else its first ones, to compare the pattern."""
+    papers = section.space.paper
+    return next((p for p in papers if p.base == section.sweep.base), papers[0] if papers else None)
+
+
+def table_of(section: Section) -> str:
+    """The table, laid out as the sweep says, with the paper's figures in columns of their own."""
+    space, layout = section.space, section.space.table
+    rows, columns, cells = grid(section)
+    paper, single = paper_of(section), len(layout.values) == 1
+
+    def heading(column: Key) -> str:
+        pairs = zip(layout.columns, column, strict=True)
+        return ", ".join(
+            str(v) if k == VALUE else space.label(k, v)
+            for k, v in pairs
+            if not (k == VALUE and single and len(layout.columns) > 1)
+        )
+
+    def quoted(row: Key, column: Key) -> str:
+        pairs = [*zip(layout.rows, row, strict=True), *zip(layout.columns, column, strict=True)]
+        keys = [v for k, v in pairs if not (k == VALUE and single)]
+        return paper.cell(keys) if paper else ""
+
+    lines: list[dict[str, str]] = []
+    for row in rows:
+        line: dict[str, str] = {}
+        for key, value in zip(layout.rows, row, strict=True):
+            line[space.label(key) if key != VALUE else ""] = (
+                str(value) if key == VALUE else _value_label(space, key, value)
+            )
+        for column in columns:
+            found = cells.get((row, column))
+            line[heading(column)] = section.cell(*found) if found else NO_CELL
+            if any(quoted(r, column) for r in rows):
+                line[f"paper, {heading(column)}"] = quoted(row, column) or NO_CELL
+        lines.append(line)
+    empty = [c for c in lines[0] if all(line[c] == NO_CELL for line in lines)]
+    return markdown([{k: v for k, v in line.items() if k not in empty} for line in lines])
+
+
+def _value_label(space: Space, key: str, value: Any) -> str:
+    """A value in a row: its own name if it has one, else the bare value."""
+    return space.label(key, value) if isinstance(space.labels.get(key), Mapping) else show(value)
+
+
+def report_of(name: str, made: Sequence[Section]) -> str:
+    """The whole report as markdown."""
+    space = made[0].space
+    base = made[0].sweep.base
+    title = space.title if base == space.base else f"{space.title} (base {base})"
+    lines = [f"# {title}", "", *([space.about, ""] if space.about else [])]
+    for section in made:
+        epochs = ", ".join(_distinct(section, "epochs", FINISHED)) or "no"
+        lines += [f"## {epochs} epochs, base {section.sweep.base}", "", table_of(section), ""]
+        lines += [*_notes(section), ""]
+    if space.figure:
+        lines += [f"![{space.title}]({name}.png)", ""]
+    lines.append(f"Every run with its command, commit and figures: [{name}.csv]({name}.csv).")
+    return "\n".join(lines) + "\n"
+
+
+def _notes(section: Section) -> list[str]:
+    space, finished = section.space, [r for r in section.rows if r["status"] == FINISHED]
+    wanted = sum(len(seeds) for _, seeds in section.expected)
+    seeds = sorted({s for _, wants in section.expected for s in wants})
+    metrics = _metrics_text(list(space.table.values.values()))
+    spread = "mean ± sample standard deviation over seeds" if len(seeds) > 1 else "one run, seed"
+    notes = [f"{metrics}; {spread} {', '.join(map(str, seeds))}. {len(finished)} of {wanted} runs."]
+    paper = paper_of(section)
+    if paper:
+        other = paper.base and paper.base != section.sweep.base
+        notes.append(
+            f"Paper: {paper.about}."
+            + (" Other data and network than ours: compare the pattern." if other else "")
+        )
+    if space.metric.startswith("validation/"):
+        notes += [_best(section)]
+    for row in section.rows:
+        if row["status"] == FAILED:
+            notes.append(f"Failed: {row['run']}: {row['error']}.")
+    if finished:
+        seconds = sum(float(r["wall_seconds"]) for r in finished)
+        dates = sorted(r["date"][:16].replace("T", " ") for r in finished)
+        when = " to ".join(dict.fromkeys([dates[0], dates[-1]]))
+        commits = ", ".join(_distinct(section, "commit", FINISHED))
+        hardware = " and ".join(
+            dict.fromkeys(
+                f"{r['cores']} cores, {r['cpu']}" + (f", {r['gpus']}" if "gpus" in r else "")
+                for r in finished
+            )
+        )
+        notes.append(f"Data: {', '.join(_distinct(section, 'data', FINISHED))}. "
+                     f"Training time of all runs together {clock(seconds)}.")  # fmt: skip
+        torch, ray = (", ".join(_distinct(section, k, FINISHED)) for k in ("torch", "ray"))
+        notes.append(f"Commit {commits}, {when} UTC, {hardware}, torch {torch}, ray {ray}.")
+    notes += [f"Command: `{command}`" for command in section.commands]
+    return [f"{note}  " for note in notes]
+
+
+def _distinct(section: Section, key: str, status: str) -> list[str]:
+    return list(dict.fromkeys(r[key] for r in section.rows if r["status"] == status))
+
+
+def _metric_text(metric: str) -> str:
+    """test/full/accuracy -> test accuracy (%), full chain."""
+    parts = metric.split("/")
+    if len(parts) != 3:
+        return "leak: clean minus tree cross-entropy at the end" if metric == "leak" else metric
+    unit = " (%)" if parts[2] == "accuracy" else ""
+    return f"{parts[0]} {parts[2]}{unit} of {parts[1]}"
+
+
+def _metrics_text(metrics: Sequence[str]) -> str:
+    """All metrics of a table; paths of one kind are put together."""
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for metric in metrics:
+        split, path, kind = metric.split("/") if metric.count("/") == 2 else (metric, "", "")
+        kinds.setdefault((split, kind), []).append(path)
+    texts = []
+    for (split, kind), paths in kinds.items():
+        joined = ", ".join(paths)
+        texts.append(_metric_text(f"{split}/{joined}/{kind}" if kind else split))
+    return "; ".join(texts)
+
+
+def _best(section: Section) -> str:
+    metric, pick = section.space.metric, max if section.space.mode == "max" else min
+    means = {
+        i: statistics.mean(values)
+        for i, (point, _) in enumerate(section.expected)
+        if (values := section.values(point, metric))
+    }
+    if not means:
+        return "No setting is finished."
+    best = pick(means, key=lambda i: means[i])
+    text = " ".join(f"{k}={show(v)}" for k, v in section.expected[best][0].items())
+    return f"Best by {_metric_text(metric)}: {text} ({figure(metric, means[best])})."
