@@ -134,6 +134,33 @@ def test_the_chain_of_actors_equals_backpropagation(hosts: int) -> None:
     check(8, ["method=bp", "microbatches=4", "clip=0.1"], "placement=packed", f"hosts={hosts}")
 
 
+@pytest.mark.parametrize(
+    ("N", "words", "placement"),
+    [(3, ROUGH, ["placement=per_node"]), (8, LITERAL, ["placement=packed", "hosts=2"])],
+)
+def test_a_probe_on_actors_measures_and_leaves_what_the_local_one_does(
+    N: int, words: list[str], placement: list[str]
+) -> None:
+    samples = data.load(config.load([]))
+    oracle = local.build(settings_for(N, *words), samples, 20)
+    engine = distributed.build(settings_for(N, *words, "engine=ray", *placement), samples, 20)
+    try:
+        for step in range(2):
+            oracle.step(step, report=False)
+            engine.step(step, report=False)
+        expected, found = oracle.probe(2, 3), engine.probe(2, 3)
+        engine.step(2, report=False)
+        state = engine.state()
+    finally:
+        engine.close()
+    assert found == pytest.approx(expected, rel=1e-11, nan_ok=True)
+    plain = local.build(settings_for(N, *words), samples, 20)
+    for step in range(3):
+        plain.step(step, report=False)
+    for mine, theirs in zip(state, plain.state(), strict=True):
+        assert all(torch.equal(mine[k], v) for k, v in theirs.items())
+
+
 def test_the_cff_chain_equals_one_process_even_when_an_actor_dies() -> None:
     """Two stages of training, the weights kept in between, three steps in flight."""
     words = ["method=cff", "clip=0.1", "cff.head_share=0.5", "data.augment=crop_flip"]

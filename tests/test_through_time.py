@@ -452,7 +452,7 @@ def test_the_recurrent_experiments_have_the_papers_settings() -> None:
 
 
 def test_nan_stops_with_depth_and_step(command: Command, tmp_path: Path) -> None:
-    words = [*SMALL, f"out={tmp_path}", "name=nan", "lr=1e30", "optimizer=sgd", "clip=0"]
+    words = [*SMALL, f"out={tmp_path}", "name=nan", "lr=9e15", "optimizer=sgd", "clip=0"]
     result = command("train", *words)
     assert result.code == 1 and len(result.error_lines) == 1
     assert "step" in result.err and ("depth" in result.err or "gradient of" in result.err)

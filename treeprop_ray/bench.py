@@ -4,10 +4,16 @@
     python -m treeprop_ray.bench step engine=ray        # two actors against one process
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
-    python -m treeprop_ray.bench faults                 # killed actors; cost of recovery points
+    python -m treeprop_ray.bench tt_span                # the same on emulated devices
+    python -m treeprop_ray.bench faults                 # twenty killed actors
+    python -m treeprop_ray.bench snapshots              # step time with and without recovery points
     python -m treeprop_ray.bench pipeline               # beside torch.distributed.pipelining
     python -m treeprop_ray.bench baselines              # table of finished MNIST runs
     python -m treeprop_ray.bench accounting             # work, memory and bytes of every method
+    python -m treeprop_ray.bench vit                    # full-size cifar10_vit, time per step
+    python -m treeprop_ray.bench gpt steps=3            # GPT-2 small: peak memory, bytes per step
+    python -m treeprop_ray.bench generate run=results/runs/<name>   # drafts against plain decoding
+    python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """
@@ -17,9 +23,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 from treeprop_ray import cli, config
 from treeprop_ray.config import opt
+
+BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
+    "step": "step_local.run",
+    "span": "span.run",
+    "tt": "tt.run",
+    "tt_span": "tt_span.run",
+    "faults": "faults.run",
+    "snapshots": "faults.run_snapshots",
+    "pipeline": "pipeline.run",
+    "baselines": "baselines_mnist.run",
+    "accounting": "accounting.run",
+    "vit": "vit.run",
+    "gpt": "gpt.run",
+    "generate": "generate.run",
+    "plan": "plan.run",
+}
 
 
 @dataclass
@@ -29,13 +52,16 @@ class BenchSettings:
     bench: str = opt(
         "step",
         "which benchmark (the first word of the command)",
-        choices=["step", "span", "tt", "faults", "accounting", "pipeline", "baselines"],
+        choices=list(BENCHMARKS),
     )
     engine: str = opt("local", "step: one process or Ray actors", choices=["local", "ray"])
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
     depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
     runs: str = opt("results/runs", "baselines: folder that holds the runs to read")
+    batch: int = opt(2, "gpt: windows in a batch", low=1)
+    length: int = opt(256, "gpt: tokens of a window", low=2, high=1024)
+    run: str = opt("", "generate: run folder of a language model")
     out: str = opt("results", "folder for the table")
 
 
@@ -48,38 +74,11 @@ def load(words: Sequence[str]) -> BenchSettings:
 
 def run(settings: BenchSettings) -> None:
     """The bench command."""
-    if settings.bench == "span":
-        from treeprop_ray.benchmarks import span
-
-        span.run(settings)
-    elif settings.bench == "tt":
-        from treeprop_ray.benchmarks import tt
-
-        tt.run(settings)
-    elif settings.bench == "faults":
-        from treeprop_ray.benchmarks import faults
-
-        faults.run(settings)
-    elif settings.bench == "baselines":
-        from treeprop_ray.benchmarks import baselines_mnist
-
-        baselines_mnist.run(settings)
-    elif settings.bench == "pipeline":
-        from treeprop_ray.benchmarks import pipeline
-
-        pipeline.run(settings)
-    elif settings.bench == "accounting":
-        from treeprop_ray.benchmarks import accounting
-
-        accounting.run(settings)
-    elif settings.engine == "ray":
-        from treeprop_ray.benchmarks import step_ray
-
-        step_ray.run(settings)
-    else:
-        from treeprop_ray.benchmarks import step_local
-
-        step_local.run(settings)
+    name = BENCHMARKS[settings.bench]
+    if settings.bench == "step" and settings.engine == "ray":
+        name = "step_ray.run"
+    module, _, function = name.partition(".")
+    getattr(import_module(f"treeprop_ray.benchmarks.{module}"), function)(settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

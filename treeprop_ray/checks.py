@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from treeprop_ray.errors import UserError
-from treeprop_ray.settings import TEXTS, Model, Settings
+from treeprop_ray.settings import TEXTS, Model, Settings, Time
 
 LARGEST = 2**53  # beyond it a float no longer holds every integer
 
@@ -56,6 +56,15 @@ def check(settings: Any) -> None:
     check_model(settings.model)
     check_text(settings)
     check_time(settings)
+    if settings.probe.every and (settings.method != "tree" or recurrent(settings)):
+        raise UserError(
+            f"probe.every={settings.probe.every}: compares TreeProp over blocks with "
+            f"backpropagation; method={settings.method} model.name={settings.model.name} needs 0"
+        )
+    if settings.probe.every and settings.data.validation == 0:
+        raise UserError(
+            f"probe.every={settings.probe.every}: needs held-out samples, data.validation > 0"
+        )
     check_baselines(settings)
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":
@@ -152,6 +161,7 @@ def check_time(settings: Settings) -> None:
         raise UserError(f"placement=packed: model.name={model} has an actor per depth; use auto")
     if s.engine == "ray" and s.hosts:
         raise UserError(f"hosts={s.hosts}: model.name={model} has an actor per depth; use 0")
+    check_shards(s.time)
     if s.family == "bernoulli":
         raise UserError(f"family=bernoulli: model.name={model} passes its states on as they are")
     for key, neutral in (("sigma", 0), ("beta", 0), ("mc_samples", 1)):
@@ -160,6 +170,20 @@ def check_time(settings: Settings) -> None:
                 f"{key}={getattr(s, key)}: recurrent networks pass the forward state on; "
                 f"use {key}={neutral}"
             )
+
+
+def check_shards(time: Time) -> None:
+    """Windows of equal size, none shorter than what the sweeps look back on."""
+    shards, nodes = time.shards, 2 ** (time.depth - 1)
+    if shards & (shards - 1) or shards > nodes:
+        raise UserError(
+            f"time.shards={shards}: a power of 2, at most {nodes} (the nodes of the finest depth)"
+        )
+    if shards > 1 and time.sweeps // 2 > nodes // shards:
+        raise UserError(
+            f"time.shards={shards}: a window of {nodes // shards} nodes is shorter than what "
+            f"time.sweeps={time.sweeps} looks back on; use fewer"
+        )
 
 
 def check_baselines(settings: Settings) -> None:

@@ -120,8 +120,11 @@ def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
     return settings
 
 
-def load(args: Sequence[str]) -> Settings:
-    """Settings from command-line words: defaults < experiment < words."""
+def load(args: Sequence[str], schema: type[Settings] = Settings) -> Settings:
+    """Settings from command-line words: defaults < experiment < words.
+
+    A command with settings of its own gives a subclass as `schema`.
+    """
     words = parse_overrides(args)
     name = words.get("experiment", Settings().experiment)
     if not isinstance(name, str):
@@ -129,7 +132,7 @@ def load(args: Sequence[str]) -> Settings:
     path = experiment_file(name)
     source = f"{path.name}: "
     return cast(
-        Settings, merge(Settings, (source, read_yaml(path, f"experiment={name}")), ("", words))
+        Settings, merge(schema, (source, read_yaml(path, f"experiment={name}")), ("", words))
     )
 
 

@@ -7,6 +7,10 @@ Writes into the folder `to`: model.pt2 (the program: `torch.export.load("model.p
 model.safetensors and model.pt (the weights, `torch.load(..., weights_only=True)`), and model.json
 (path, layers, input shape, parameters). The deployed chain of a GRU also as gru.safetensors and
 readout.safetensors: `torch.nn.GRU(S, H, batch_first=True)` and `torch.nn.Linear(H, classes)`.
+
+A language model with format=hf is written as Hugging Face's GPT-2 instead, a short path as one with
+fewer layers: `transformers.GPT2LMHeadModel.from_pretrained(folder)`. The default folder is then
+<run>/export/<path>-hf.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeprop_ray import cli, config
-from treeprop_ray.config import opt
+from treeprop_ray.config import Settings, opt
 from treeprop_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +39,9 @@ class ExportSettings:
     run: str = opt("", "run folder, e.g. results/runs/<name>")
     checkpoint: str = opt("last", "last, best or a step number")
     path: Any = opt("full", "full, spine-k, or indices such as [0,4,6,7,8]")
+    format: str = opt(
+        "plain", "a PyTorch program, or Hugging Face's GPT-2", choices=["plain", "hf"]
+    )
     to: str = opt("", "target folder; default: <run>/export/<path>")
     data_root: str | None = opt(None, "hub folder, if it has moved since the run")
 
@@ -47,10 +54,13 @@ def load(words: Sequence[str]) -> ExportSettings:
 
 def run(settings: ExportSettings) -> None:
     """The export command."""
-    from treeprop_ray.runfiles import as_path_text, open_run, parse_path
+    from treeprop_ray.network import TreeNetwork
+    from treeprop_ray.runfiles import as_path_text, open_run, parse_path, run_settings
     from treeprop_ray.through_time.network import TimeNetwork
     from treeprop_ray.train import outline_of
 
+    if settings.format == "hf" and (of := run_settings(settings.run)).model.name != "gpt":
+        raise UserError(f"format=hf: the run has model.name={of.model.name}; needs gpt")
     opened = open_run(settings.run, settings.checkpoint, settings.data_root)
     of_run, samples, found, network = opened
     text = as_path_text(settings.path)
@@ -58,14 +68,32 @@ def run(settings: ExportSettings) -> None:
     path = parse_path(text, outline, of_run.method)
     known = {**network.tree.named_paths, **outline.paths}
     name = text if text in known else "-".join(map(str, path))
+    name += "-hf" if settings.format == "hf" else ""
     folder = Path(settings.to) if settings.to else Path(settings.run) / "export" / name
     if folder.exists() and not folder.is_dir():
         raise UserError(f"to={settings.to}: is a file, must be a folder")
+    if settings.format == "hf":
+        assert isinstance(network, TreeNetwork)
+        write_hf(network.path(path), of_run, folder)
+        return
     example = samples.inputs(samples.test.x[:2])
     info = {"experiment": of_run.experiment, "run": found.meta, "path": path, "data": samples.name}
     write(network.path(path), example, folder, info)
     if isinstance(network, TimeNetwork) and path == network.tree.chain:
         write_torch_gru(network, folder)
+    print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir()))} to {folder}")
+
+
+def write_hf(chain: nn.Sequential, settings: Settings, folder: Path) -> None:
+    """Hugging Face's GPT-2 files; GPT-2's tokenizer beside them if the run used it."""
+    from treeprop_ray.data.text import GPT2Bytes, tokenizer_of
+    from treeprop_ray.models import hf_gpt2
+
+    hf_gpt2.write(chain, settings.model, folder)
+    if settings.data.tokenizer == "gpt2":
+        tokenizer = tokenizer_of(settings.data)
+        assert isinstance(tokenizer, GPT2Bytes)
+        tokenizer.bpe.save_pretrained(folder)
     print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir()))} to {folder}")
 
 

@@ -12,8 +12,12 @@ import pandas as pd
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.patches import Patch
 
 from treeprop_ray.outline import Outline
+from treeprop_ray.rule import Rule
+from treeprop_ray.schedule import Layout, one_piece
+from treeprop_ray.timeline import COLORS
 from treeprop_ray.tree import Tree
 
 if TYPE_CHECKING:
@@ -41,7 +45,12 @@ def run_figures(folder: Path, outline: Outline) -> None:
             path_accuracy(epochs, out / "path_accuracy.png")
 
 
-def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
+def tree_loss(
+    tree: Tree,
+    loss: dict[int, float],
+    target: Path,
+    title: str = "loss per node at the last step",
+) -> None:
     """Nodes at (n, level), coloured by their last loss; grey lines join a node to its children."""
     fig, ax = plt.subplots(figsize=(max(5.0, 0.6 * tree.N + 1.5), 1.0 + 0.8 * tree.depth))
     for node in tree.nodes.values():
@@ -64,7 +73,7 @@ def tree_loss(tree: Tree, loss: dict[int, float], target: Path) -> None:
         xlim=(-0.5, tree.N + 0.5), ylim=(tree.depth + 0.8, 0.4), xlabel="state n", ylabel="level"
     )
     ax.set_yticks(range(1, tree.depth + 1))
-    ax.set_title("loss per node at the last step")
+    ax.set_title(title)
     fig.colorbar(points, ax=ax)
     _save(fig, target)
 
@@ -123,6 +132,43 @@ def adaptive(
     ax.grid(alpha=0.3)
     ax.legend()
     _save(fig, target)
+
+
+def schedule(tree: Tree, rule: Rule) -> plt.Figure:
+    """The waves of a step with an actor per node: a row per actor, a box per call."""
+    layout = Layout({n: n for n in tree.nodes})
+    waves = one_piece(tree, rule, layout, stem_trains=True)
+    rows = ["ends", *(f"node {n}" for n in tree.nodes)]
+    place = {layout.boundary: 0, **{n: i for i, n in enumerate(tree.nodes, 1)}}
+    fig, ax = plt.subplots(figsize=(max(6.0, 0.55 * len(waves) + 1.5), 1.2 + 0.3 * len(rows)))
+    used: dict[str, str] = {}
+    for column, (_, calls) in enumerate(waves):
+        for call in calls:
+            color = used.setdefault(call.phase, COLORS.get(call.phase, "0.5"))
+            ax.barh(place[call.host], 1, left=column, color=color, edgecolor="w", height=0.85)
+            verbs = {op.verb for op in call.ops}
+            both = call.phase != "backward" and "backward" in verbs
+            text = f"{call.level}" + ("+b" if both else "")
+            ax.text(
+                column + 0.5,
+                place[call.host],
+                text,
+                ha="center",
+                va="center",
+                color="w",
+                fontsize=7,
+            )
+    ax.set_yticks(range(len(rows)), rows, fontsize=8)
+    ax.invert_yaxis()
+    ax.set(xlabel="wave", title="waves of a step; number: level, +b: with its backward")
+    ax.legend(
+        handles=[Patch(color=c, label=p) for p, c in used.items()],
+        fontsize=7,
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+    )
+    fig.tight_layout()
+    return fig
 
 
 def _save(fig: plt.Figure, target: Path) -> None:

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from treeprop_ray.engine.base import StepReport, count
 from treeprop_ray.errors import TrainingError
+from treeprop_ray.measure import Gauge, HostProbe
 from treeprop_ray.network import STEM, edge_name, named
 from treeprop_ray.node import Boundary, Losses, TreeNode, add
 from treeprop_ray.optim import OptimizerRule, PartOptimizer
+from treeprop_ray.probe_schedule import PROBE_VERBS
 from treeprop_ray.rule import Piece, Rule
 from treeprop_ray.schedule import Call, Op
 from treeprop_ray.tree import Edge, Tree
@@ -59,6 +61,7 @@ class Host:
         self.optimizer = PartOptimizer(named(self.parts), optimizer)
         self.held: dict[int, Held] = {}  # per piece of the batch
         self.current: tuple[int, Tensor, Tensor] | None = None  # the batch of this step
+        self.gauge: Gauge | None = None  # while a probe is under way
         self.data_seconds = 0.0  # spent on getting batches, since the host was made
 
     def _run(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
@@ -92,7 +95,11 @@ class Host:
         return out
 
     def _do(self, op: Op, held: Held, piece: Piece) -> None:
-        """One op; each verb is a method of TreeNode or Boundary."""
+        """One op; each verb is a method of TreeNode or Boundary, or belongs to the probe."""
+        if op.verb in PROBE_VERBS:
+            assert self.gauge is not None
+            self.gauge.do(op, held, piece)
+            return
         if op.verb in ("open", "close", "head"):
             assert self.boundary is not None
             if op.verb == "open":
@@ -180,6 +187,16 @@ class Host:
         """Optimizer step; with clipping `square_norms` are those of all hosts."""
         self.optimizer.step(step, square_norms)
 
+    def probe(self, part: str) -> HostProbe | None:
+        """Begin a part of a probe (measure.py); "end" returns what was measured."""
+        if part == "tree":
+            self.gauge = Gauge(self)
+        assert self.gauge is not None
+        found = self.gauge.turn(part)
+        if part == "end":
+            self.gauge = None
+        return found
+
     # -- evaluation, state ----------------------------------------------------------------------
 
     @torch.no_grad()
@@ -222,6 +239,9 @@ class Host:
     def forget(self) -> None:
         """Drop everything of a step that was under way."""
         self.held.clear()
+        if self.gauge:
+            self.gauge.restore()
+            self.gauge = None
         for module in self.parts.values():
             module.zero_grad(set_to_none=True)
         for node in self.nodes.values():

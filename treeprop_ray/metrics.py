@@ -70,7 +70,9 @@ class Log:
         losses: dict[int, dict[str, float]] = {}
         for report in reports:
             for n, terms in report.losses.items():
-                losses.setdefault(n, {}).update(terms)
+                mine = losses.setdefault(n, {})
+                for name, value in terms.items():  # several actors may have a share of one term
+                    mine[name] = mine.get(name, 0.0) + value
         total = 0.0
         for n, terms in sorted(losses.items()):
             row.update({f"{name}/{n}": value for name, value in terms.items()})
@@ -113,6 +115,10 @@ class Log:
             row[f"accuracy/{name}"], row[f"val_loss/{name}"] = score.accuracy, score.loss
         self._write(row)
         self._last = (time.perf_counter(), step)
+
+    def pause(self, seconds: float) -> None:
+        """Seconds that went into something else than steps."""
+        self._last = (self._last[0] + seconds, self._last[1])
 
     def _write(self, row: dict[str, Any]) -> None:
         self.file.write(row)

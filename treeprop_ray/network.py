@@ -57,6 +57,12 @@ class Blueprint:
             self.tie(made[STEM], made[head])
         return made
 
+    @property
+    def stem_trains(self) -> bool:
+        """Whether the stem has weights to train; nothing is allocated."""
+        with torch.device("meta"):
+            return any(p.requires_grad for p in self.build(STEM, 0).parameters())
+
     def count_parameters(self, edge: Edge) -> int:
         """Numbers in the block of an edge; nothing is allocated."""
         with torch.device("meta"):

@@ -89,25 +89,23 @@ def pack(tree: Tree, hosts: int) -> Layout:
     lines first, each to the actor where the sum over levels of the busiest actor grows least.
     """
     load = [[0.0] * (tree.depth + 1) for _ in range(hosts)]
+    busiest = [0.0] * (tree.depth + 1)  # of all actors, by level
     host_of: dict[int, int] = {}
 
     def put(line: Sequence[Node], host: int) -> None:
         for node in line:
             load[host][node.level] += cost(node)
             host_of[node.n] = host
+        busiest[:] = map(max, busiest, load[host])
 
     def cost(node: Node) -> float:
         return 1.0 if tree.is_spine(node) else 2.0
 
     def span_with(line: Sequence[Node], host: int) -> tuple[float, float, int]:
-        extra = dict.fromkeys(range(tree.depth + 1), 0.0)
+        grown = list(load[host])
         for node in line:
-            extra[node.level] += cost(node)
-        span = sum(
-            max(load[h][s] + (extra[s] if h == host else 0.0) for h in range(hosts))
-            for s in range(tree.depth + 1)
-        )
-        return span, sum(load[host]), host
+            grown[node.level] += cost(node)
+        return sum(map(max, busiest, grown)), sum(load[host]), host
 
     first, *rest = lines(tree)
     put(first, 0)

@@ -1,11 +1,13 @@
-"""Write the tables of sweeps, and the index of all results.
+"""Write the tables of sweeps and the index of all results, or one run as an HTML page.
 
     python -m treeprop_ray.report                     # every sweep's table, and results/README.md
     python -m treeprop_ray.report sweep=alpha_beta    # one sweep's
     python -m treeprop_ray.report sweep=alpha_beta-mnist_d3
+    python -m treeprop_ray.report run=results/runs/<name>            # <run>/report.html
 
 A table is made from the run folders in `storage` and from the rows stored in <out>/<sweep>.csv, one
-per run; where the run folders are gone, the CSV alone gives the same table.
+per run; where the run folders are gone, the CSV alone gives the same table. A page shows a run's
+settings, accuracies, figures and how to repeat it.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ class ReportSettings:
     sweep: str = opt("", "name of a sweep's table, e.g. alpha_beta; default: all")
     storage: str = opt("results/runs", "folder of the run folders")
     out: str = opt("results", "folder of tables and figures")
+    run: str = opt("", "a run's page instead: its folder, e.g. results/runs/<name>")
+    to: str = opt("", "the page; default: report.html in the run folder")
 
 
 def load(words: Sequence[str]) -> ReportSettings:
     """Settings from command-line words."""
     settings: ReportSettings = config.merge(ReportSettings, ("", config.parse_overrides(words)))
+    if settings.to and not settings.run:
+        raise UserError(f"to={settings.to}: names the page of a run; give run=… too")
     return settings
 
 
@@ -63,6 +69,11 @@ def write_sweep(name: str, storage: str, out: Path) -> str:
 
 def run(settings: ReportSettings) -> None:
     """The report command."""
+    if settings.run:
+        from treeprop_ray.page import write_page
+
+        print(f"wrote {write_page(settings.run, Path(settings.to) if settings.to else None)}")
+        return
     from treeprop_ray.sweep import rows
     from treeprop_ray.sweep.index import sweep_tables, write_index
 

@@ -90,6 +90,12 @@ class Time:
         "cell's gradient clipped on its own",
         choices=["paper", "boost"],
     )
+    shards: int = opt(
+        1,
+        "engine=ray: actors that share the nodes of a wide depth; a power of 2",
+        low=1,
+        high=1024,
+    )
 
 
 @dataclass
@@ -127,6 +133,15 @@ class Weights:
     own: float = opt(1.0, "weight of the KL of a node to its forward transition", low=0)
     right: float = opt(1.0, "weight of the KL to the right prediction", low=0)
     ce: float = opt(1.0, "weight of the cross-entropy at the head", low=0)
+
+
+@dataclass
+class Probe:
+    """Measurements on held-out batches during a run; the run goes on as if they were not there."""
+
+    every: int = opt(0, "steps between probes (rows of probe.csv); 0 = none", low=0)
+    batches: int = opt(4, "held-out batches of a probe, of the size batch", low=1, high=1024)
+    draws: int = opt(16, "draws from q per sample for the bound F; 0 = leave it out", low=0)
 
 
 @dataclass
@@ -237,6 +252,7 @@ class Settings:
     model: Model = group(Model, "the network")
     data: Data = group(Data, "the data")
     time: Time = group(Time, "recurrent networks")
+    probe: Probe = group(Probe, "alignment with backpropagation, KLs, bound, label leak")
     cff: Cff = group(Cff, "contrastive forward-forward")
 
     log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
@@ -258,5 +274,6 @@ RESUMABLE = {
     "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
     "snapshot_every", "max_failures", "wave_timeout", "storage", "recompute",
-    "ray.address", "ray.num_cpus", "ray.dashboard",
+    "ray.address", "ray.num_cpus", "ray.dashboard", "probe.every", "probe.batches", "probe.draws",
+    "time.shards",
 }  # fmt: skip

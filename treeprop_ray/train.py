@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from treeprop_ray.engine.base import Engine, Score
     from treeprop_ray.metrics import Log
     from treeprop_ray.outline import Outline
+    from treeprop_ray.probe import Prober
     from treeprop_ray.tree import Tree
 
 
@@ -66,13 +67,16 @@ class Trainer:
         self.per_epoch = Batches(self.data, settings.batch, settings.seed).per_epoch
         self.total_steps = min(settings.steps or sys.maxsize, settings.epochs * self.per_epoch)
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
+        self.validation: Mapping[str, Score] = {}  # scores after the last step
         self.wall = 0.0
         self.start = 0
+        self.prober: Prober | None = None
         self.saved = ""  # the last checkpoint
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
         from treeprop_ray import checkpoint
+        from treeprop_ray.probe import Prober
         from treeprop_ray.progress import Bar
 
         self.engine = build_engine(self.settings, self.data, self.total_steps)
@@ -84,6 +88,10 @@ class Trainer:
             self.outline = outline_of(self.settings, self.engine.tree)
             self.paths = self.outline.paths
             self.log = self._make_log()
+            if self.settings.probe.every:
+                self.prober = Prober(self.settings, self.folder.path, self.engine, self.start)
+                if self.start == 0:
+                    self.log.pause(self.prober.at(0, 0))
             began = time.perf_counter()
             with Bar(self.folder.name, self.total_steps, self.start) as bar:
                 for step in range(self.start, self.total_steps):
@@ -134,13 +142,15 @@ class Trainer:
             self.log.step(done, epoch, self.engine.reports(), clean)
         scores: Mapping[str, Score] = {}
         if ends_epoch and (epoch % s.eval_every == 0 or done == self.total_steps):
-            scores = self.engine.score(self.paths, "validation")
+            self.validation = scores = self.engine.score(self.paths, "validation")
             self.log.epoch(done, epoch, scores)
             shown = {name: self.outline.show(v).strip() for name, v in scores.items()}
             bar.line(
                 f"epoch {epoch}/{s.epochs}  loss {self.log.loss:.4f}  {brief(shown)}",
                 f"loss {self.log.loss:.3f}  val {'/'.join(shown.values())}",
             )
+        if self.prober:
+            self.log.pause(self.prober.at(done, epoch, last=done == self.total_steps))
         bar.advance()
         if saves or done == self.total_steps:
             self._save(done, epoch, scores, self.wall + time.perf_counter() - began)
@@ -168,7 +178,9 @@ class Trainer:
         from treeprop_ray import figures, timeline
 
         s = self.settings
-        scores = {split: self.engine.score(self.paths, split) for split in ("validation", "test")}
+        if not self.validation:  # a finished run whose summary was lost
+            self.validation = self.engine.score(self.paths, "validation")
+        scores = {"validation": self.validation, "test": self.engine.score(self.paths, "test")}
         table = table_of(self.outline, self.paths, scores)
         weights, _ = self.engine.state()
         deployed = self.outline.deployed
@@ -201,6 +213,8 @@ class Trainer:
         self.folder.write_summary(summary)
         self.log.close()
         figures.run_figures(self.folder.path, self.outline)
+        if self.prober:
+            self.prober.close()
         spans = self.engine.spans()
         if spans:
             timeline.write_timeline(spans, self.folder.path / "timeline.json")

@@ -83,7 +83,7 @@ class DataParallelEngine(LocalEngine):
         (name,) = paths
         sums = torch.zeros(3, dtype=torch.float64, device=self.host.device)
         for index in range(self.rank, self.batches.data.batch_counts[split], self.workers):
-            x, y = self.batches.data.score_batch(split, index)
+            x, y = self.batches.data.scoring(split, index)
             sums += torch.tensor(self._sums(x, y), dtype=torch.float64, device=self.host.device)
         distributed.all_reduce(sums)
         loss, right, labels = sums.tolist()

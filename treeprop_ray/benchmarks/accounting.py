@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from treeprop_ray.benchmarks import markdown, write_table
-from treeprop_ray.benchmarks.rehearsal import account, quiet_torch
+from treeprop_ray.benchmarks.rehearsal import account
 from treeprop_ray.benchmarks.step_ray import BASE
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def _gpipe(N: int, stages: int) -> float:
 
 def run(bench: BenchSettings) -> None:
     """N = 8 and 16, Vision Transformer blocks of width 240, batch 32."""
-    quiet_torch()
+    torch.set_num_threads(1)
     rows = [row for N in (8, 16) for row in rows_of(N)]
     table = write_table(bench.out, "bench_accounting", "What a step costs", rows, NOTES)
     print(table)

@@ -1,8 +1,8 @@
-"""bench faults: kill -9 of actors at random moments, and what recovery points cost.
+"""bench faults: kill -9 of actors at random moments; bench snapshots: what recovery points cost.
 
-Twenty kills over two runs, an actor per node and packed actors: how long a kill holds the run up,
-how many steps are replayed, and whether the weights are those of a run in one process that nobody
-disturbed. Then the time of a step with and without recovery points, in turn.
+faults: twenty kills over two runs, an actor per node and packed actors: how long a kill holds the
+run up, how many steps are replayed, and whether the weights are those of a run in one process that
+nobody disturbed. snapshots: the time of a step with and without recovery points, in turn.
 """
 
 from __future__ import annotations
@@ -42,16 +42,14 @@ SIZES = {"hidden 64": ["model.hidden=64"], "hidden 512": ["model.hidden=512", "b
 
 
 def run(bench: BenchSettings) -> None:
-    """The two tables."""
+    """bench faults."""
     owns = runtime.start(config.RaySettings(num_cpus=2))
     try:
-        kills = [kill_run(name, words, count) for name, (words, count) in RUNS.items()]
-        costs = [snapshot_cost(name, words, bench.rounds) for name, words in SIZES.items()]
+        rows = [kill_run(name, words, count) for name, (words, count) in RUNS.items()]
     finally:
         if owns:
             runtime.stop()
-    every = config.Settings().snapshot_every
-    print(write_table(bench.out, "bench_faults", "Killed actors", kills, [
+    print(write_table(bench.out, "bench_faults", "Killed actors", rows, [
         f"One actor at a time is killed (SIGKILL) at a random moment of a step, every {BETWEEN} "
         f"steps, each actor about equally often; a recovery point every {SNAPSHOT_EVERY} steps. "
         "N = 6, digits, 2 cores. Seconds lost per kill: wall time beyond that of as many "
@@ -59,7 +57,18 @@ def run(bench: BenchSettings) -> None:
         "imports torch. Weights equal: weights and optimizer state bit for bit those of the local "
         "engine after the same steps.",
     ]))  # fmt: skip
-    print(write_table(bench.out, "bench_snapshots", "What recovery points cost", costs, [
+
+
+def run_snapshots(bench: BenchSettings) -> None:
+    """bench snapshots."""
+    owns = runtime.start(config.RaySettings(num_cpus=2))
+    try:
+        rows = [snapshot_cost(name, words, bench.rounds) for name, words in SIZES.items()]
+    finally:
+        if owns:
+            runtime.stop()
+    every = config.Settings().snapshot_every
+    print(write_table(bench.out, "bench_snapshots", "What recovery points cost", rows, [
         f"2 packed actors, N = 8, digits; {every} steps per timing with one recovery point in the "
         f"middle (snapshot_every={every}, the default) and without, in turn, {bench.rounds} "
         "rounds; medians, and the median of the ratios of neighbouring timings.",

@@ -11,8 +11,6 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from treeprop_ray import config
 from treeprop_ray.benchmarks.memory import Meter, resident
 from treeprop_ray.benchmarks.step_ray import job_of
@@ -142,8 +140,3 @@ class Units:
             free[call.host] = end = begin + self.of(call)
             ready.update({(call.piece, name): end for name in call.outputs})
         return max(free.values())
-
-
-def quiet_torch() -> None:
-    """One thread, as in the actors."""
-    torch.set_num_threads(1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor
 from treeprop_ray.benchmarks import markdown, span_cff, write_table
 from treeprop_ray.config import RaySettings
 from treeprop_ray.engine import runtime
-from treeprop_ray.engine.actors import Role
+from treeprop_ray.engine.actors import HostLike, Role
 from treeprop_ray.engine.base import StepReport
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.placement import Plan, pack
@@ -91,9 +91,7 @@ class Emulation:
     def __init__(self) -> None:
         self.driver: Driver | None = None
 
-    def seconds(
-        self, calls: Sequence[Call], t: float, counting: str, blocks: int, runs: int
-    ) -> float:
+    def seconds(self, calls: Sequence[Call], make_host: Callable[[], HostLike], runs: int) -> float:
         """Seconds per step: median of some runs of two steps, submitted ahead; `runs` 0: one
         step alone (a chain's step is long and its hops are many: it is its own average)."""
         names = tuple(f"span/host-{h}" for h in range(HOSTS))
@@ -101,7 +99,7 @@ class Emulation:
             Role(
                 name=name,
                 about="emulated",
-                make_host=partial(EmulatedHost, t, counting, blocks),
+                make_host=make_host,
                 calls=tuple(c for c in calls if c.host == host),
                 total=1,
                 pieces=1,
@@ -133,14 +131,14 @@ class Emulation:
         calls = one_step(
             tree, Rule(objective="node_all_ce"), replace(pack(tree, HOSTS), one_machine=True), True
         )
-        return self.seconds(calls, t, counting, 0, runs=7)
+        return self.seconds(calls, partial(EmulatedHost, t, counting, 0), runs=7)
 
     def chain(self, N: int, t: float, stages: int) -> float:
         """A backpropagation step over a chain of stages; neighbours share an actor."""
         calls = [
             replace(call, host=call.host * HOSTS // stages) for call in one_chain_step(stages, True)
         ]
-        return self.seconds(calls, t, "paper", N // stages, runs=0)
+        return self.seconds(calls, partial(EmulatedHost, t, "paper", N // stages), runs=0)
 
 
 def run(bench: BenchSettings) -> None:
@@ -210,6 +208,7 @@ def row_of(emulation: Emulation, N: int, t: float) -> dict[str, Any]:
         row[f"ideal{short}"] = ideal
         row[f"reached (%){short}"] = round(100 * chain / seconds / ideal)
         if counting == "paper":
+            row["chain of few stages (ms)"] = 1000 * few
             row["reached (%), few stages"] = round(100 * few / seconds / ideal)
     assert emulation.driver is not None
     row["calls per step"] = emulation.driver.calls_per_step

@@ -31,7 +31,7 @@ SECONDS = 0.25  # a timing has as many steps as BPTT does in this time, at most 
 class OneBatch(Batches):
     """The same batch at every step, already made: the step is timed alone."""
 
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, step: int, view: int = 0) -> tuple[Tensor, Tensor]:
         return self.data.train.x, self.data.train.y
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from treeprop_ray.config import Settings
 
 SCORE_BATCH = 1000
+HELD_OUT = 1024  # the probe has at most so many held-out batches
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ class DataSet:
 class Batches:
     """The training batch of any step: a function of (seed, step), so there is no state.
 
-    Epoch e is permuted by (seed, e), augmentation is drawn from (seed, step).
+    Epoch e is permuted by (seed, e), augmentation is drawn from (seed, step). Negative steps are
+    the probe's: step -1 - k is the k-th batch of the validation split, and so is every multiple of
+    HELD_OUT below it.
     """
 
     def __init__(self, data: DataSet, batch: int, seed: int) -> None:
@@ -117,6 +120,8 @@ class Batches:
 
     def __call__(self, step: int, view: int = 0) -> tuple[Tensor, Tensor]:
         """The batch of a step; another `view` is another augmentation of the same samples."""
+        if step < 0:
+            return self.held_out((-1 - step) % HELD_OUT)
         epoch, position = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             gen = generator(self.seed, "order", epoch)
@@ -137,6 +142,16 @@ class Batches:
             seeds = [derive(self.seed, "validation view", index, view) for view in range(2)]
             views = [self.data.augment(x, seed) for seed in seeds]
         return self.data.inputs(torch.cat(views)), torch.cat([y, y])
+
+    def held_out(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k-th batch of the validation split in its own order, over and over."""
+        held = self.data.validation
+        if not len(held):
+            raise UserError(
+                "data.validation=0: the probe needs held-out samples; a share greater than 0"
+            )
+        part = held.take((torch.arange(self.batch) + k * self.batch) % len(held))
+        return self.data.inputs(part.x), part.y.long()
 
     def evaluation(self, split: str, index: int) -> tuple[Tensor, Tensor]:
         """A batch to score: of a split, the training batch of a step (`split="step"`), or two

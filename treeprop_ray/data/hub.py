@@ -34,7 +34,8 @@ def cache_folder(repo: str, split: str, root: str | None) -> Path:
     return base / repo / f"{split}-{digest}"
 
 
-def _hub_reachable() -> bool:
+def hub_reachable() -> bool:
+    """Whether the Hugging Face hub's name can be looked up."""
     host = urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:
         return bool(socket.getaddrinfo(host, 443))
@@ -44,7 +45,7 @@ def _hub_reachable() -> bool:
 
 def prepare_offline() -> None:
     """Before the import of a hub library: without a network, no minute of retries."""
-    if not _hub_reachable():
+    if not hub_reachable():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 

@@ -35,7 +35,7 @@ class Role:
     name: str
     about: str  # shown by the dashboard
     make_host: Callable[[], HostLike]
-    calls: tuple[Call, ...]  # this host's calls of one step, in order
+    calls: tuple[Call, ...]  # this host's calls of one step, in order; then those of the probe
     total: int  # places in a batch
     pieces: int
     clip: bool
@@ -68,6 +68,11 @@ class HostActor:
         """Answers when the actor has built its part."""
         return repr(self)
 
+    def settled(self) -> None:
+        """Answers when all calls before it are done."""
+        if self.broken:
+            raise self.broken
+
     def run(self, index: int, step: int, *packets: transport.Packet) -> Any:
         """One call of the schedule; returns one packet per output (or one for all, when direct)."""
         if self.broken:
@@ -83,7 +88,8 @@ class HostActor:
             self.broken = TrainingError(f"{where}, level {call.level}, step {step}: {reason}")
             raise self.broken from e
         end = time.time()
-        self._note(call, step, begin, end, transport.size(out))
+        if step >= 0:  # the timeline is about training
+            self._note(call, step, begin, end, transport.size(out))
         if self.role.direct:
             return transport.pack_direct(out)
         packed = transport.pack(out, call.packets)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -41,6 +41,9 @@ REVIVE_SECONDS = 60  # for actors that are made anew
 MOVE_SECONDS = 3  # for Ray to find another machine for the bundle of a lost one
 
 
+Bound = tuple[Any, int, Call]  # an actor's method, the call's index there, the call
+
+
 class PlacementBusy(UserError):
     """The plan fits the cluster, but not what is free now."""
 
@@ -57,9 +60,12 @@ class Driver:
         in_flight: int,
         transport: str,
         wave_timeout: float = 600.0,
+        probes: Mapping[str, Sequence[Call]] | None = None,
     ) -> None:
+        """`probes`: calls outside the step, by name; a role lists them after its step's calls."""
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
+        self.probes = probes or {}
         self.transport, self.direct = transport, transport != "store"
         self.group: PlacementGroup | None = None
         self.owns_group, self.first_bundle = True, 0
@@ -168,12 +174,18 @@ class Driver:
     def _bind(self) -> None:
         """Prepare for every call its actor's method, its index there and where inputs come from."""
         counters = [0] * len(self.actors)
-        self.bound = []
-        for call in self.calls:
-            returns = 1 if self.direct else max(1, len(call.packets))
-            method = self.actors[call.host].run.options(num_returns=returns)
-            self.bound.append((method, counters[call.host], call))
-            counters[call.host] += 1
+
+        def bind(calls: Sequence[Call]) -> list[Bound]:
+            bound = []
+            for call in calls:
+                returns = 1 if self.direct else max(1, len(call.packets))
+                method = self.actors[call.host].run.options(num_returns=returns)
+                bound.append((method, counters[call.host], call))
+                counters[call.host] += 1
+            return bound
+
+        self.bound = bind(self.calls)
+        self.bound_probes = {name: bind(calls) for name, calls in self.probes.items()}
 
     def become(self, roles: Sequence[Role], calls: Sequence[Call]) -> None:
         """Give the same actors other roles."""
@@ -188,11 +200,11 @@ class Driver:
         """Remote calls the driver submits for one step."""
         return len(self.calls) + len(self.actors) * (2 if self.clip else 1)
 
-    def step(self, step: int, report: bool) -> None:
-        """Submit one step; wait for an earlier one if too many are under way."""
+    def submit(self, bound: Sequence[Bound], step: int) -> list[Any]:
+        """Send the calls of one batch; returns what each actor's last call will give."""
         where: dict[tuple[int, str], Any] = {}
         tail: list[Any] = [None] * len(self.actors)
-        for method, index, call in self.bound:
+        for method, index, call in bound:
             packets = dict.fromkeys(where[call.piece, name] for name in call.inputs)
             out = method.remote(index, step, *packets)
             refs = out if isinstance(out, list) else [out]
@@ -200,6 +212,11 @@ class Driver:
             for k, packet in enumerate(call.packets):
                 ref = refs[0 if self.direct else k]
                 where.update({(call.piece, name): ref for name in packet})
+        return tail
+
+    def step(self, step: int, report: bool) -> None:
+        """Submit one step; wait for an earlier one if too many are under way."""
+        tail = self.submit(self.bound, step)
         if self.direct:
             tail = [None] * len(self.actors)  # a direct tensor must not be passed on needlessly
         # a host whose last call failed must not step its optimizer: `tail` makes it wait and fail

@@ -11,8 +11,11 @@ from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches, DataSet
 from treeprop_ray.engine.base import Score, Span, State, StepReport, score_paths
 from treeprop_ray.host import Host
+from treeprop_ray.measure import probe_parts
 from treeprop_ray.network import STEM, TreeNetwork
 from treeprop_ray.optim import OptimizerRule
+from treeprop_ray.probe_row import combine
+from treeprop_ray.probe_schedule import probe_calls
 from treeprop_ray.rule import Rule, cut
 from treeprop_ray.schedule import Layout, one_chain_step, one_step
 from treeprop_ray.tree import Tree
@@ -77,6 +80,25 @@ class LocalEngine:
         scored = score_paths(self.tree, {"": path}, batch, self.host.through, self.host.score)
         return scored[""].loss
 
+    def probe(self, batches: int, draws: int) -> dict[str, float]:
+        """Measure on held-out batches (probe_row.py: the columns); leaves the run as it is."""
+        spine = {str(p[-2]): p for p in self.tree.spine_paths}
+        held = [self.batches(-1 - k) for k in range(batches)]
+        clean = score_paths(self.tree, spine, held, self.host.through, self.host.score)
+        stem_trains = self.host.boundary is not None and self.host.boundary.stem_trains
+        calls = probe_calls(self.tree, Layout.single(self.tree), stem_trains, self.pieces)
+        calls["tree"] = self.calls
+        for part, which, steps in probe_parts(batches, draws, self.rule):
+            self.host.probe(part)
+            for step in steps:
+                pieces = cut(step, self.batches.batch * self.copies, self.pieces)
+                for call in calls[which]:
+                    self.host.run(call, pieces[call.piece], {})
+        found = self.host.probe("end")
+        assert found is not None
+        places = self.batches.batch * self.copies
+        return combine([found], self.tree, self.rule, clean, batches, draws, places)
+
     def state(self) -> State:
         return self.host.state()
 
@@ -114,7 +136,7 @@ def over(
         return CffEngine(
             network, rule, optimizer, batches, settings.cff, device, settings.precision
         )
-    kind = LocalEngine
+    kind: type[LocalEngine] = LocalEngine
     if settings.engine == "train":  # inside a worker
         from treeprop_ray.baselines.data_parallel import DataParallelEngine
 

@@ -22,9 +22,11 @@ from treeprop_ray.engine.job import (
     parts_from_settings,
 )
 from treeprop_ray.engine.recovery import RecoveringEngine
-from treeprop_ray.network import STEM
+from treeprop_ray.measure import probe_parts
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.placement import Cluster, Plan, plan
+from treeprop_ray.probe_row import combine
+from treeprop_ray.probe_schedule import probe_calls
 from treeprop_ray.rule import Rule
 from treeprop_ray.tree import Edge, Tree
 
@@ -45,15 +47,17 @@ class RayEngine(RecoveringEngine):
         tree_method = settings.method == "tree"
         self.plan, self.owner = made, owners(job.tree, made, tree_method)
         pieces, calls = settings.microbatches, calls_of(job, settings, made)
+        probes = probe_calls(job.tree, made.layout, job.stem_trains, pieces) if tree_method else {}
         roles = []
         for index, name in enumerate(made.names):
             mine = tuple(c for c in calls if c.host == index)
+            more = tuple(c for extra in probes.values() for c in extra if c.host == index)
             roles.append(
                 Role(
                     name=name,
                     about=describe(job.tree, made, index, tree_method),
                     make_host=partial(make_host, job, settings, made, index, self.owner),
-                    calls=mine,
+                    calls=mine + more,
                     total=job.batch * (job.rule.mc_samples if tree_method else 1),
                     pieces=pieces,
                     clip=job.optimizer.clips_globally,
@@ -70,6 +74,7 @@ class RayEngine(RecoveringEngine):
             in_flight=settings.in_flight,
             transport=settings.transport,
             wave_timeout=settings.wave_timeout,
+            probes=probes,
         )
 
     # -- evaluation: the batch goes through the actors that own the blocks ---------------------
@@ -108,6 +113,27 @@ class RayEngine(RecoveringEngine):
             )
         return out
 
+    # -- the probe: held-out batches through the same actors; only numbers come back ------------
+
+    def probe(self, batches: int, draws: int) -> dict[str, float]:
+        """Measure on held-out batches (probe_row.py: the columns); leaves the run as it is."""
+        found: dict[str, float] = self._guarded(lambda: self._probe(batches, draws))
+        return found
+
+    def _probe(self, batches: int, draws: int) -> dict[str, float]:
+        driver, job = self.driver, self.job
+        spine = {str(p[-2]): p for p in self.tree.spine_paths}
+        clean = self._score(spine, [("step", -1 - k) for k in range(batches)])
+        bound = {"tree": driver.bound, **driver.bound_probes}
+        for part, which, steps in probe_parts(batches, draws, job.rule):
+            driver.get([a.ask.remote("probe", part) for a in driver.actors])
+            for step in steps:
+                driver.submit(bound[which], step)
+                driver.get([a.settled.remote() for a in driver.actors])
+        hosts = driver.get([a.ask.remote("probe", "end") for a in driver.actors])
+        places = job.batch * job.rule.mc_samples
+        return combine(hosts, self.tree, job.rule, clean, batches, draws, places)
+
 
 def build(settings: Settings, data: DataSet, total_steps: int) -> RayEngine:
     """Start or join Ray, plan, and make the actors."""
@@ -116,14 +142,13 @@ def build(settings: Settings, data: DataSet, total_steps: int) -> RayEngine:
     shape = data.shape
     print_ = blueprint(settings, shape)
     tree = Tree(print_.N, settings.split)
-    stem = print_.build(STEM, settings.seed)
     job = Job(
         tree=tree,
         rule=Rule.of(settings, print_.family, data.labels_per_sample),
         optimizer=OptimizerRule.of(settings, total_steps),
         parts=partial(parts_from_settings, settings, shape),
         batches=partial(batches_from_settings, settings),
-        stem_trains=any(p.requires_grad for p in stem.parameters()),
+        stem_trains=print_.stem_trains,
         batch=settings.batch,
         samples=len(data.train),
         splits=data.batch_counts,

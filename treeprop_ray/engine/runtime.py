@@ -28,13 +28,16 @@ def start(settings: RaySettings) -> bool:
             reason = (str(e).splitlines() or [repr(e)])[0]
             raise UserError(f"ray.address={address}: cannot connect: {reason}") from e
         return True
-    ray.init(
+    context = ray.init(
         num_cpus=settings.num_cpus or None,
         include_dashboard=settings.dashboard,
         dashboard_host="127.0.0.1",
         _node_ip_address="127.0.0.1",
         **quiet,
     )
+    if settings.dashboard:
+        url = f"http://{context.dashboard_url}"
+        print(f"dashboard: {url} (asks for what `ray get-auth-token` prints)", flush=True)
     return True
 
 

@@ -203,7 +203,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         grad_h, grad_table = ctx.saved_tensors
         return (

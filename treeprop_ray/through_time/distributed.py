@@ -1,14 +1,5 @@
-"""TreeProp-TT on Ray: each depth is an actor that owns its cell, plus one for data and readout.
-
-One step of D = 3; a depth waits for nothing but the coarser states and the readout's answer:
-
-    boundary   open      R2        R1        R0
-    depth 2         A2        B2 U2
-    depth 1              A1        B1 U1
-    depth 0                   A0        B0 U0
-
-A ahead, R readout's answer, B backward, U update (with global clipping all updates wait for all
-norms). Tensors: x (the batch), s<d> (states after depth d), e<d> (h_N_hat), g<d> (its slope).
+"""TreeProp-TT on Ray: each depth is an actor (or several) with its cell, plus one for the data and
+the readout. Who does what when: time_schedule.py.
 """
 
 from __future__ import annotations
@@ -18,19 +9,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from treeprop_ray.config import Settings, run_name
 from treeprop_ray.data import Batches, DataSet
 from treeprop_ray.engine import runtime, transport
 from treeprop_ray.engine.actors import Role
-from treeprop_ray.engine.base import Score
+from treeprop_ray.engine.base import Score, State, StepReport
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.recovery import RecoveringEngine
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.placement import Cluster, Plan, check_fits, resources
 from treeprop_ray.rule import Piece
-from treeprop_ray.schedule import Call, Layout, Op
+from treeprop_ray.schedule import Call, Layout
 from treeprop_ray.through_time.engine import Owner, optimizer_rule, time_rule
 from treeprop_ray.through_time.network import (
     READOUT,
@@ -38,43 +30,21 @@ from treeprop_ray.through_time.network import (
     cell_name,
     make_part,
 )
+from treeprop_ray.through_time.time_schedule import BOUNDARY, Window, one_time_step, windows
 from treeprop_ray.through_time.time_tree import Depth, Readout, TimeRule, first_states
 from treeprop_ray.tree import Tree
 
 if TYPE_CHECKING:
     from treeprop_ray.data import Shape
 
-BOUNDARY = 0  # host 0 has data, labels and readout; host 1 + d the cell of depth d
-
-
-def one_time_step(D: int, pieces: int) -> list[Call]:
-    """The calls of a step in the order of submission, which is each actor's order of work."""
-
-    def call(
-        phase: str, d: int, host: int, piece: int, reads: str, writes: str, last: bool
-    ) -> Call:
-        op = Op(phase, d, tuple(reads.split()), tuple(writes.split()))
-        return Call(phase, d, host, piece, (op,), op.reads, tuple((w,) for w in op.writes), last)
-
-    calls = []
-    for piece in range(pieces):
-        calls.append(call("open", D, BOUNDARY, piece, "", "x", False))
-        for d in reversed(range(D)):
-            coarser = f" s{d + 1}" if d < D - 1 else ""
-            finer = f"s{d} " if d > 0 else ""
-            calls.append(call("ahead", d, 1 + d, piece, "x" + coarser, f"{finer}e{d}", False))
-            calls.append(call("readout", d, BOUNDARY, piece, f"e{d}", f"g{d}", d == 0))
-            calls.append(call("back", d, 1 + d, piece, f"g{d}", "", True))
-    return calls
-
 
 class DepthHost(Owner):
-    """The cell of one depth."""
+    """The cell of one depth, or a copy of it for some of the nodes."""
 
-    def __init__(self, d: int, rule: TimeRule, cell: nn.Module, *rest: Any) -> None:
-        super().__init__({cell_name(d): cell}, *rest)
-        self.depth = Depth(cell, d, rule, self.autocast)  # type: ignore[arg-type]
-        self.top = d == rule.depth - 1
+    def __init__(self, window: Window, rule: TimeRule, cell: nn.Module, *rest: Any) -> None:
+        super().__init__({cell_name(window.d): cell}, *rest)
+        self.window, self.leads, self.cell = window, window.j == 0, cell
+        self.depth = Depth(cell, window.d, rule, self.autocast)  # type: ignore[arg-type]
 
     def forget(self) -> None:
         """Drop everything of a step that was under way."""
@@ -84,17 +54,55 @@ class DepthHost(Owner):
     def run(
         self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """Ahead or back."""
-        d = self.depth.d
+        """Ahead, back, or add up the gradients of all windows."""
+        if call.phase == "ahead":
+            return self._ahead(call, inputs)
         if call.phase == "back":
-            self.note(d, self.depth.back(self._here(inputs[f"g{d}"]), piece.total))
-            return {}
-        x = self._here(inputs["x"])
-        coarser = (
-            first_states(x, self.depth.cell.hidden) if self.top else self._here(inputs[f"s{d + 1}"])
-        )
-        states, hat = self.depth.ahead(x, coarser)
-        return {f"e{d}": hat} if d == 0 else {f"s{d}": states, f"e{d}": hat}
+            d = self.window.d
+            answer = self._here(inputs[f"g{d}"]) if self.window.last else None
+            self.note(d, self.depth.back(answer, piece.total))
+            return {name: self._gradients() for name in call.outputs}
+        grads = [
+            self._gradients() if k == self.window.j else self._here(inputs[f"G{self.window.d}.{k}"])
+            for k in range(self.window.S)
+        ]
+        total = torch.stack(grads).sum(0)
+        parameters = list(self.cell.parameters())
+        for p, g in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
+            p.grad = g.view_as(p)
+        return {}
+
+    def _ahead(self, call: Call, inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        w, x = self.window, self._here(inputs["x"])
+        width = 2 ** (w.d + 1)  # symbols that a node reads
+        first = w.j * w.nodes - w.halo
+        x = x[:, first * width : (w.j + 1) * w.nodes * width]
+        beyond = self._here(inputs[w.beyond])[:, 0] if w.beyond else None
+        if w.top:
+            states = first_states(x, self.depth.cell.hidden)
+        else:
+            found = [self._here(inputs[f"s{w.d + 1}.{k}"]) for k in w.reads]
+            states = found[0] if len(found) == 1 else torch.cat(found, 1)
+            start = first - w.reads[0] * found[0].shape[1]
+            stop = start + w.halo + w.nodes
+            if not w.last and not w.beyond:
+                beyond = states[:, stop]
+            states = states[:, start:stop].contiguous()
+        finer, hat = self.depth.ahead(x, states, w.halo, beyond)
+        made = {w.name("s"): finer, w.name("f"): finer[:, :1], f"e{w.d}": hat}
+        return {name: made[name] for name in call.outputs}
+
+    def _gradients(self) -> Tensor:
+        grads = [p.grad for p in self.cell.parameters()]
+        return torch.cat([g.flatten() for g in grads if g is not None])
+
+    def report(self, step: int, norms: bool) -> StepReport:
+        """Only the first of several windows tells the norms, which are the same for all."""
+        return super().report(step, norms and self.leads)
+
+    def state(self) -> State:
+        """Only the first of several windows tells the state, which is the same for all."""
+        return super().state() if self.leads else ({}, {})
 
     def _here(self, t: Tensor | None) -> Tensor:
         assert t is not None
@@ -172,8 +180,9 @@ class TimeJob:
             assert isinstance(readout, nn.Linear)
             network = partial(TimeNetwork.of, s, self.shape)
             return BoundaryHost(batches_from_settings(s), network, readout, *rest)
-        d = index - 1
-        return DepthHost(d, time_rule(s), make_part(s, self.shape, cell_name(d)), *rest)
+        window = windows_of(s)[index - 1]
+        cell = make_part(s, self.shape, cell_name(window.d))
+        return DepthHost(window, time_rule(s), cell, *rest)
 
 
 class TimeRayEngine(RecoveringEngine):
@@ -196,12 +205,13 @@ class TimeRayEngine(RecoveringEngine):
     def _start(self, made: Plan) -> None:
         s = self.settings
         job = TimeJob(s, self.shape, self.optimizer, made.device)
-        calls = one_time_step(s.time.depth, s.microbatches)
+        calls = one_time_step(s.time.depth, s.microbatches, s.time.shards, s.time.sweeps)
+        about = ["data, readout", *(describe(w) for w in windows_of(s))]
         clip = job.optimizer.clips_globally
         roles = [
             Role(
                 name=name,
-                about="data, readout" if index == BOUNDARY else f"cell of depth {index - 1}",
+                about=about[index],
                 make_host=partial(job.host, index),
                 calls=tuple(c for c in calls if c.host == index),
                 total=s.batch,
@@ -209,7 +219,7 @@ class TimeRayEngine(RecoveringEngine):
                 clip=clip,
                 direct=s.transport != "store",
                 threads=s.threads,
-                keep_spans=4 * s.microbatches * s.timeline_steps,
+                keep_spans=(4 * s.microbatches + 1) * s.timeline_steps,
             )
             for index, name in enumerate(made.names)
         ]
@@ -235,12 +245,24 @@ class TimeRayEngine(RecoveringEngine):
         return found
 
 
+def windows_of(settings: Settings) -> list[Window]:
+    """The windows of a run."""
+    return windows(settings.time.depth, settings.time.shards, settings.time.sweeps)
+
+
+def describe(window: Window) -> str:
+    """What the dashboard shows of an actor."""
+    shard = f", nodes {window.j + 1}/{window.S}" if window.S > 1 else ""
+    return f"cell of depth {window.d}{shard}"
+
+
 def plan_time(settings: Settings, cluster: Cluster) -> Plan:
-    """One actor per depth and one boundary; UserError when they can never fit."""
+    """An actor per depth (and shard) and one boundary; UserError when they can never fit."""
     run = run_name(settings)
-    names = (f"{run}/boundary", *(f"{run}/depth-{d}" for d in range(settings.time.depth)))
+    cells = [f"depth-{w.d}" + (f"-{w.j}" if w.S > 1 else "") for w in windows_of(settings)]
+    names = (f"{run}/boundary", *(f"{run}/{cell}" for cell in cells))
     cpus, gpus = resources(settings, len(names), cluster)
-    layout = Layout({d: 1 + d for d in range(settings.time.depth)})
+    layout = Layout({i: i for i in range(1, len(names))})
     device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
     made = Plan(layout, names, cpus, gpus, settings.strategy, device)
     check_fits(made, cluster)
@@ -248,7 +270,7 @@ def plan_time(settings: Settings, cluster: Cluster) -> Plan:
 
 
 def build(settings: Settings, data: DataSet, total_steps: int) -> TimeRayEngine:
-    """Start or join Ray and make one actor per depth and one boundary."""
+    """Start or join Ray and make the actors."""
     owns = runtime.start(settings.ray)
     try:
         rule = optimizer_rule(settings, total_steps)

@@ -51,14 +51,21 @@ class TimeRule:
 
 
 class Depth:
-    """One depth's work on a piece of the batch: ahead, then back with the readout's answer."""
+    """One depth's work on a piece of the batch: ahead, then back with the readout's answer.
+
+    It may be given a window of the depth's nodes (distributed.py): then `halo` nodes at its front
+    are there only because the sweeps look back, and `beyond` is the state behind the window, the
+    target of its last node.
+    """
 
     def __init__(self, cell: Cell, d: int, rule: TimeRule, autocast: Autocast) -> None:
         self.cell, self.d, self.rule, self.autocast = cell, d, rule, autocast
         self.sweeps = rule.sweeps if d == 0 else 0
         self._kept: _Pass | None = None
 
-    def ahead(self, x_BNS: Tensor, states_BMH: Tensor) -> tuple[Tensor, Tensor]:
+    def ahead(
+        self, x_BNS: Tensor, states_BMH: Tensor, halo: int = 0, beyond_BH: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Every 2**(d+1)-th state to (every 2**d-th state, h_N_hat for the readout)."""
         B, M, H = states_BMH.shape
         R = B * M  # nodes of all samples are rows of one matrix
@@ -73,9 +80,11 @@ class Depth:
             if self.sweeps:
                 once = torch.stack((h_n, hat), 1).view(2 * R, H)
                 swept = self._sweep(p_all, finer, once, 2 * M)
-        hat_BMH = hat.view(B, M, H)
-        self._kept = _Pass(x, states_BMH, finer, hat_BMH, p_all.shape[1], left, right, swept)
-        return finer.view(B, 2 * M, H), hat_BMH[:, -1]
+        hat_BMH, gates = hat.view(B, M, H), p_all.shape[1]
+        self._kept = _Pass(
+            x, states_BMH, finer, hat_BMH, gates, left, right, swept, halo, beyond_BH
+        )
+        return finer.view(B, 2 * M, H)[:, 2 * halo :], hat_BMH[:, -1]
 
     def forget(self) -> None:
         """Drop a pass that will not be finished."""
@@ -92,19 +101,25 @@ class Depth:
         after, kept = self.cell.trace(p, before)
         return _Sweep(before, after, kept, tree, N)
 
-    def back(self, answer_BH: Tensor, batch: int) -> Terms:
-        """Gradients of this depth's cell; `answer` is d CE / d h_N_hat.
+    def back(self, answer_BH: Tensor | None, batch: int) -> Terms:
+        """Gradients of this depth's cell; `answer` is d CE / d h_N_hat, if the last node is here.
 
         Means are over `batch`, the whole batch, of which this may be a piece.
         """
         kept, self._kept = self._kept, None
         assert kept is not None
         terms: Terms = {}
-        slope = answer_BH
+        nodes = self.rule.N >> (self.d + 1)  # of the whole depth
+        slopes = [] if answer_BH is None else [answer_BH.unsqueeze(1)]
         with torch.no_grad(), self.autocast():
-            if kept.states.shape[1] > 1:
-                terms["right"], right = square_error(kept.hat[:, :-1], kept.states[:, 1:], batch)
-                slope = torch.cat((right, answer_BH.unsqueeze(1)), 1).flatten(0, 1)
+            hat, h_r = against(kept.hat, kept.states, kept.halo, kept.beyond)
+            if hat.shape[1]:
+                terms["right"], right = square_error(hat, h_r, batch * (nodes - 1))
+                slopes.insert(0, right)
+            slope_BMH = slopes[0] if len(slopes) == 1 else torch.cat(slopes, 1)
+            if kept.halo:
+                slope_BMH = F.pad(slope_BMH, (0, 0, kept.halo, 0))
+            slope = slope_BMH.flatten(0, 1)
             R, G = len(slope), kept.gates
             d = slope.new_empty(2, R, 2, G)
             dh_n = self.cell.slopes(kept.right, slope, d[:, :, 1], state=True)
@@ -112,7 +127,8 @@ class Depth:
             self.cell.slopes(kept.left, dh_n, d[:, :, 0])
             self.cell.add_gradients(kept.x, kept.finer, d.view(2, 2 * R, G))
             if kept.swept is not None:
-                terms["cons"], near = kept.swept.error(batch)
+                share = batch * (self.rule.N - 1)
+                terms["cons"], near = kept.swept.error(share, 2 * kept.halo, kept.beyond)
                 near *= self.rule.lambda_cons
                 d = torch.empty_like(d).view(2, 2 * R, G)
                 self.cell.slopes(kept.swept.kept, near, d)
@@ -130,11 +146,11 @@ class _Sweep:
     tree: Tensor
     N: int
 
-    def error(self, batch: int) -> tuple[Tensor, Tensor]:
+    def error(self, share: int, halo: int, beyond_BH: Tensor | None) -> tuple[Tensor, Tensor]:
         """Squared distance to the tree's h_1 … h_{N-1} and its slope; h_N has no tree state."""
         after, tree = (t.unflatten(0, (-1, self.N)) for t in (self.after, self.tree))
-        loss, slope = square_error(after[:, :-1], tree[:, 1:], batch)
-        return loss, F.pad(slope, (0, 0, 0, 1)).flatten(0, 1)
+        loss, slope = square_error(*against(after, tree, halo, beyond_BH), share)
+        return loss, F.pad(slope, (0, 0, halo, int(beyond_BH is None))).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -149,12 +165,23 @@ class _Pass:
     left: Kept
     right: Kept
     swept: _Sweep | None
+    halo: int  # nodes at the front that have no loss here
+    beyond: Tensor | None  # (B, H): the state behind the last one of `states`
 
 
-def square_error(found: Tensor, target: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Squared distance, summed over the width, mean over batch and nodes; and its slope."""
+def against(
+    found: Tensor, states: Tensor, halo: int, beyond_BH: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What was found for the next states, and these; the very last one has no target."""
+    if beyond_BH is None:
+        return found[:, halo:-1], states[:, halo + 1 :]
+    return found[:, halo:], torch.cat((states[:, halo + 1 :], beyond_BH.unsqueeze(1)), 1)
+
+
+def square_error(found: Tensor, target: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Squared distance, summed over the width, mean over `count` states; and its slope."""
     errors = found - target
-    share = 1 / (batch * errors.shape[1])
+    share = 1 / count
     flat = errors.view(-1)
     return flat.dot(flat) * share, errors.mul_(2 * share)
 

@@ -1,0 +1,100 @@
+"""A page in headless Chromium, driven over its DevTools protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+CHROMIUM = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
+    "--remote-debugging-address=127.0.0.1", "--window-size=1400,900",
+]  # fmt: skip
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket, self.last = socket, 0
+
+    async def ask(self, method: str, **words: Any) -> Any:
+        """Send a command and wait for its own answer; events are passed over."""
+        self.last += 1
+        await self.socket.send_json({"id": self.last, "method": method, "params": words})
+        while True:
+            answer = await self.socket.receive_json(timeout=60)
+            if answer.get("id") == self.last:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    async def text(self) -> str:
+        """What the page shows."""
+        found = await self.ask("Runtime.evaluate", expression="document.body?.innerText ?? ''")
+        return str(found["result"]["value"])
+
+    async def until(self, url: str, words: list[str], seconds: float = 40) -> str:
+        """Open the page and wait until it shows all words; returns what it shows in the end."""
+        await self.ask("Page.navigate", url=url)
+        shown = ""
+        for _ in range(int(seconds / 0.5)):
+            await asyncio.sleep(0.5)
+            shown = await self.text()
+            if all(word in shown for word in words):
+                break
+        return shown
+
+
+async def _look(
+    port: int, url: str, cookie: dict[str, str], words: list[str], picture: Path
+) -> tuple[str, str]:
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+            (tab,) = [t for t in await answer.json() if t["type"] == "page"]
+        async with session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            page = Page(socket)
+            stranger = await page.until(url, ["oken"], 20)
+            await page.ask("Network.setCookie", url=url, **cookie)
+            await page.ask("Page.navigate", url="about:blank")
+            shown = await page.until(url, words)
+            await asyncio.sleep(1)  # the table has its words before its last layout
+            shot = await page.ask("Page.captureScreenshot", format="png")
+            picture.write_bytes(base64.b64decode(shot["data"]))
+            return stranger, shown
+
+
+def look(
+    folder: Path, url: str, cookie: dict[str, str], words: list[str], picture: Path
+) -> tuple[str, str]:
+    """What a page shows without a cookie, and with it once it has the words (and its picture)."""
+    assert CHROMIUM
+    process = subprocess.Popen(
+        [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        told = folder / "DevToolsActivePort"
+        for _ in range(300):
+            if told.is_file() and told.read_text().strip():
+                break
+            asyncio.run(asyncio.sleep(0.1))
+        port = int(told.read_text().splitlines()[0])
+        return asyncio.run(_look(port, url, cookie, words, picture))
+    finally:
+        process.terminate()
+        process.wait(20)

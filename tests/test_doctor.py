@@ -1,0 +1,176 @@
+"""doctor: each failure provoked once, the whole command on this machine, made-up clusters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treeprop_ray import config
+from treeprop_ray.checkup import FAIL, OK, WARN, Finding, cluster, machine, simulate, worst
+from treeprop_ray.placement import Cluster
+from treeprop_ray.settings import Data
+
+GOOD = machine.Facts(
+    versions={"python": "3.11.7", "torch": "2.13.0+cpu", "torchvision": "0.28.0", "ray": "2.60.0"},
+    wants={"torch": "==2.13.0"},
+    vision_error="",
+    cores=8,
+    gpus=(),
+    cuda_build="",
+    driver=False,
+    memory=(64e9, 32e9),
+    shm=32e9,
+    disks={"out=results/runs": (500e9, 200e9)},
+    auth="",
+)
+
+
+def with_version(name: str, version: str) -> machine.Facts:
+    return replace(GOOD, versions={**GOOD.versions, name: version})
+
+
+def one(facts: machine.Facts, what: str, device: str = "auto") -> Finding:
+    (found,) = [f for f in machine.findings(facts, device) if f.what == what]
+    return found
+
+
+def test_a_good_machine_has_nothing_to_mend() -> None:
+    found = machine.findings(GOOD, "auto")
+    assert worst(found) == OK and not any(f.remedy for f in found)
+    assert worst(machine.findings(replace(GOOD, gpus=("H100",), cuda_build="13.0"), "cuda")) == OK
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "status", "remedy"),
+    [
+        (with_version("python", "3.9.1"), "python", FAIL, "newer Python"),
+        (with_version("torch", ""), "torch", FAIL, "pip install 'torch>=2.6'"),
+        (with_version("torch", "2.5.1"), "torch", FAIL, "torch>=2.6"),
+        (with_version("ray", "2.9.0"), "ray", FAIL, "ray>=2.50"),
+        (with_version("torchvision", "0.20.0"), "torchvision", FAIL, "torchvision>=0.21"),
+        (with_version("torch", "2.12.0"), "torchvision", WARN, "torch==2.13.0"),
+        (replace(GOOD, vision_error="no nms"), "torchvision", WARN, "data.augment=none"),
+        (replace(GOOD, driver=True), "devices", WARN, "CUDA build of torch"),
+        (replace(GOOD, memory=(8e9, 2e9)), "memory", WARN, "hosts=1"),
+        (replace(GOOD, memory=(8e9, 0.5e9)), "memory", FAIL, "free some"),
+        (replace(GOOD, shm=5e9), "/dev/shm", WARN, "--shm-size=19g"),
+        (replace(GOOD, shm=64e6), "/dev/shm", FAIL, "--shm-size=19g"),
+        (replace(GOOD, disks={"x": (100e9, 5e9)}), "disk", WARN, "out="),
+        (replace(GOOD, disks={"x": (9e12, 300e9)}), "disk", WARN, "RAY_TMPDIR"),
+        (replace(GOOD, disks={"x": (100e9, 0.1e9)}), "disk", FAIL, "out="),
+        (replace(GOOD, auth="disabled"), "token", WARN, "anyone"),
+        (with_version("ray", "2.51.0"), "token", WARN, "ray>=2.52"),
+    ],
+)
+def test_each_fault_of_a_machine_is_found_with_its_remedy(
+    facts: machine.Facts, what: str, status: str, remedy: str
+) -> None:
+    found = one(facts, what)
+    assert found.status == status and remedy in found.remedy
+    others = [f for f in machine.findings(facts, "auto") if f.what != what and f.status != OK]
+    assert {f.what for f in others} <= {"torchvision", "token"}  # these two judge pairs
+
+
+def test_a_gpu_that_was_asked_for_must_be_there() -> None:
+    assert one(GOOD, "devices", "cuda").status == FAIL
+    assert one(replace(GOOD, driver=True), "devices", "cuda").status == FAIL
+
+
+def test_the_ranges_are_those_of_the_package() -> None:
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    for name, wanted in machine.REQUIRED.items():
+        pattern = r'requires-python = "(.+)"' if name == "python" else rf'"{name}(?:\[.*\])?(>=.+)"'
+        assert re.findall(pattern, text) == [wanted], name
+
+
+def test_every_data_set_has_its_place() -> None:
+    (names,) = [f.metadata["choices"] for f in fields(Data) if f.name == "name"]
+    assert {*machine.EMBEDDED, *machine.HUB_SETS} == set(names)
+
+
+def test_a_data_set_is_here_or_on_the_hub_or_missing(tmp_path: Path) -> None:
+    (tmp_path / "hub" / "ylecun" / "mnist").mkdir(parents=True)
+    root = str(tmp_path)
+    status = lambda name, hub: machine.data_sets(name, root, hub)[1].status  # noqa: E731
+    assert status("digits", False) == status("mnist", False) == OK
+    assert status("cifar10", True) == WARN and status("cifar10", False) == FAIL
+    assert "uoft-cs/cifar10" in machine.data_sets("cifar10", root, False)[1].remedy
+
+
+def test_each_fault_of_a_cluster_is_found() -> None:
+    gpus = Cluster(((8.0, 2.0), (8.0, 0.0)))
+    assert cluster.nodes(gpus, gpu_torch=True).status == OK
+    assert "CPU build" in cluster.nodes(gpus, gpu_torch=False).found
+    assert cluster.nodes(Cluster(((0.0, 0.0),)), True).status == FAIL
+    wide = config.load(["engine=ray", "placement=packed", "hosts=4", "gpus_per_actor=1"])
+    failed = cluster.placement(wide, gpus)
+    assert failed.status == FAIL and "room for 2 actors" in failed.found
+    assert cluster.placement(config.load(["engine=ray"]), gpus).status == OK
+    assert (
+        "3 actors"
+        in cluster.placement(config.load(["experiment=digits_gru", "time.depth=2"]), gpus).found
+    )
+    slow, thin = cluster.transport({"a to b": (0.02, 1e9), "b to c": (0.001, 1e7)})
+    assert slow.status == thin.status == WARN and "20.00 ms" in slow.found
+    nan = float("nan")
+    assert cluster.compare([1.0, 0.9, 0.8], [1.0, 0.9, 0.8], 1, "r").status == OK
+    assert cluster.compare([1.0, 0.9, 0.8], [1.0, 0.9, 0.7], 1, "r").status == FAIL
+    assert cluster.compare([nan] * 3, [nan] * 3, 1, "r").status == FAIL
+
+
+def test_pairs_of_nodes_stay_few() -> None:
+    assert cluster.pairs_of(2) == [(0, 0), (0, 1), (1, 1)]
+    assert len(cluster.pairs_of(100)) == 100
+
+
+def test_a_cluster_that_does_not_answer_fails_with_exit_code_1(command: Callable[..., Any]) -> None:
+    result = command("doctor", "ray.address=127.0.0.1:1")
+    assert result.code == 1 and not result.err
+    assert "fail  cluster      ray.address=127.0.0.1:1: cannot connect" in result.out
+    assert result.out.strip().splitlines()[-1].endswith("1 fail")
+
+
+def test_bad_input_is_one_line(command: Callable[..., Any]) -> None:
+    for words, text in (
+        (["operate"], "task=operate: one of check, simulate"),
+        (["simulate", "nodes=0"], "nodes=0: must be at least 1"),
+        (["nods=2"], "did you mean nodes?"),
+        (["engine=local"], "engine=local: one of ray"),
+    ):
+        result = command("doctor", *words)
+        assert result.code == 2 and len(result.error_lines) == 1 and text in result.err
+
+
+def test_doctor_examines_this_machine(command: Callable[..., Any]) -> None:
+    result = command("doctor", "--json", "ray.num_cpus=2")
+    told = json.loads(result.out)
+    lines = {f["what"]: f for f in told["findings"]}
+    assert set(lines) == {
+        *machine.REQUIRED, "devices", "memory", "/dev/shm", "disk", "token", "data sets", "data",
+        "cluster", "placement", "transport", "training",
+    }  # fmt: skip
+    assert "2 CPUs" in lines["cluster"]["found"] and "2 actors" in lines["placement"]["found"]
+    assert "127.0.0.1 to itself: call" in lines["transport"]["found"]
+    assert lines["training"]["status"] == OK, lines["training"]
+    assert result.code == (1 if told["status"] == FAIL else 0)
+    assert told["status"] == worst([Finding(**f) for f in told["findings"]])
+
+
+def test_simulate_shows_where_ray_puts_the_actors(command: Callable[..., Any]) -> None:
+    words = ["nodes=2", "gpus=2", "cpus=4", "hosts=3", "strategy=SPREAD"]
+    result = command("doctor", "simulate", *words, "--json")
+    assert result.code == 0, result.err
+    placed = [simulate.Placed(**row) for row in json.loads(result.out)]
+    assert [p.actor for p in placed] == ["host-0", "host-1", "host-2"]
+    assert {p.machine for p in placed} == {1, 2}  # spread over both
+    assert {p.resources for p in placed} == {"1 CPU + 1 GPU"}
+    assert placed[0].holds.startswith("stem, head, node 4 6 7")
+    assert sum(int(p.parameters.replace(",", "")) for p in placed) > 0
+    text = simulate.table([replace(p, machine=1) for p in placed], 2)
+    assert "idle: machine 2" in text

@@ -1,0 +1,111 @@
+"""The cost model: laws it must obey, and the command that uses it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treeprop_ray.benchmarks import cost_model as model
+from treeprop_ray.benchmarks import plan
+from treeprop_ray.rule import Rule
+from treeprop_ray.schedule import Layout, one_step
+from treeprop_ray.tree import Tree
+
+ROOT = Path(__file__).parent.parent
+FAST = model.Link("instant", float("inf"), 0.0)
+FREE = model.Runtime()
+FLAT = model.Device(half=0.0)  # a piece of half the size takes half the time
+
+
+def block_seconds(net: model.Network) -> float:
+    return FLAT.seconds(net.block_flops(net.batch), net.batch * net.tokens)
+
+
+def head_seconds(net: model.Network) -> float:
+    return FLAT.seconds(net.head_flops(net.batch), net.batch * net.tokens)
+
+
+def test_one_device_does_all_the_work_in_a_row() -> None:
+    net = model.Network(8)
+    block, head = block_seconds(net), head_seconds(net)
+    chain = model.pipeline_step(net, 1, 1, FLAT, FAST, FREE)
+    assert chain.seconds == pytest.approx(3 * (7 * block + head)) and chain.moved == 0
+    alone = model.tree_step(net, Layout.single(Tree(8)), 1, FLAT, FAST, FREE)
+    assert alone.seconds == pytest.approx(3 * (11 * block + head)) and alone.moved == 0
+
+
+@pytest.mark.parametrize("pieces", [1, 4, 16])
+def test_the_pipeline_has_the_known_bubble(pieces: int) -> None:
+    """(m + S - 1) / m, for equal stages: here the head is a block like the others."""
+    net = model.Network(8, vocabulary=0)
+    found = model.pipeline_step(net, 4, pieces, FLAT, FAST, FREE).seconds
+    assert found == pytest.approx(3 * 2 * block_seconds(net) * (pieces + 3) / pieces)
+
+
+@pytest.mark.parametrize("N", [2, 8, 13, 64])
+def test_unit_waves_have_the_ideal_span(N: int) -> None:
+    """A node's forward is one unit and its backward one, with a device for each: 2D units."""
+    tree = Tree(N)
+    layout = Layout({n: n for n in tree.nodes})
+    calls = one_step(tree, Rule(objective="final_ce"), layout, True)
+    unit = lambda call: float(len({o.verb for o in call.ops} & {"lift", "backward"}))  # noqa: E731
+    found = model.price(calls, max(tree.nodes) + 1, unit, lambda _: 0.0, FAST, FREE)
+    assert found.path == 2 * tree.depth
+
+
+def test_overheads_only_ever_cost() -> None:
+    net, slow = model.Network(16), model.Link("slow", 1e9, 1e-3)
+    layout = model.layout_for(Tree(16), 8)
+    step = lambda link, ray: model.tree_step(net, layout, 2, FLAT, link, ray)  # noqa: E731
+    bare = step(FAST, FREE)
+    assert bare.seconds < step(FAST, model.Runtime(hop=0.01)).seconds
+    assert bare.seconds < step(slow, FREE).seconds
+    assert 0 < bare.wave < bare.moved
+    driven = step(FAST, model.Runtime(submit=10.0))
+    assert driven.seconds >= 10 * driven.calls > bare.seconds
+
+
+def test_more_devices_than_lines_are_not_used() -> None:
+    assert len(model.layout_for(Tree(16), 512).hosts) == 8
+
+
+def test_memory_is_that_of_the_parameters_when_there_is_no_batch() -> None:
+    net = model.Network(8, batch=0)
+    blocks, head = 16 * net.block_parameters, 16 * net.head_parameters
+    assert model.replica_memory(net, 1) == pytest.approx(7 * blocks + head)
+    single = Layout.single(Tree(8))
+    assert model.tree_memory(net, single, 1) == pytest.approx(11 * blocks + head)
+
+
+def test_the_block_is_that_of_gpt2_large() -> None:
+    net = model.Network(36)
+    total = 35 * net.block_parameters + net.head_parameters
+    assert total == pytest.approx(774.03e6, rel=1e-4)
+
+
+def test_plan_needs_measurements_to_check_itself_against(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    result = command("bench", "plan", f"out={tmp_path}")
+    assert result.code == 2 and "run bench span" in result.err and len(result.error_lines) == 1
+
+
+def test_plan_writes_both_tables(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "SIZES", {"GPT-2 large": 36})
+    monkeypatch.setattr(plan, "DEVICES", (8,))
+    for name in ("bench_span.csv", "bench_step_ray.csv"):
+        shutil.copy(ROOT / "results" / name, tmp_path)
+    result = command("bench", "plan", f"out={tmp_path}")
+    assert result.code == 0, result.err
+    rows = plan.read(str(tmp_path), "bench_plan")
+    assert [r["link"] for r in rows] == ["NVLink", "PCIe", "Ethernet"]
+    assert "Nothing in this table was measured" in (tmp_path / "bench_plan.md").read_text()
+    checks = plan.read(str(tmp_path), "bench_plan_check")
+    (fitted,) = [r for r in checks if "fitted" in r["run"]]
+    assert float(fitted["predicted / measured"]) == pytest.approx(1, abs=1e-3)

@@ -1,0 +1,173 @@
+"""bench gpt: GPT-2 small at full width, a few steps: peak memory, seconds and bytes sent per step.
+
+Every candidate runs in a fresh process; its memory is the sum over that process and all that it
+started (Ray's own processes and the actors among them), sampled while it runs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from treeprop_ray import config
+from treeprop_ray.benchmarks import write_table
+from treeprop_ray.config import Settings
+from treeprop_ray.data import Batches, DataSet, Split
+from treeprop_ray.errors import TrainingError
+
+if TYPE_CHECKING:
+    from treeprop_ray.bench import BenchSettings
+
+SAMPLE = 0.1  # seconds between two looks at the memory
+VOCABULARY = 50257
+BASE = ["experiment=wikitext103_d4", "precision=float32", "device=cpu", "timeline_steps=0"]
+CANDIDATES = {
+    "BP, one process, 2 threads": ["method=bp", "threads=2"],
+    "TreeProp, one process, 2 threads": ["threads=2"],
+    "TreeProp, 2 Ray actors of 1 thread": [
+        "engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.3",
+    ],
+}  # fmt: skip
+
+
+def random_text(settings: Settings) -> DataSet:
+    """Windows of random tokens: neither time nor memory depends on what the text says."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (4 * settings.batch, settings.data.length)
+    x, y = (torch.randint(0, VOCABULARY, shape, generator=generator) for _ in range(2))
+    split = Split(x, y)
+    return DataSet("random", split, split, split, VOCABULARY, Tensor.long, score_batch=1)
+
+
+def random_batches(settings: Settings) -> Batches:
+    """What the boundary trains on."""
+    return Batches(random_text(settings), settings.batch, settings.seed)
+
+
+def work(words: list[str], steps: int, answer: Any) -> None:
+    """Some steps of one candidate, in a process of its own; the first one is not timed."""
+    from treeprop_ray.engine import local
+    from treeprop_ray.engine import ray as distributed
+    from treeprop_ray.engine.job import Job, parts_from_settings
+    from treeprop_ray.models import blueprint
+    from treeprop_ray.optim import OptimizerRule
+    from treeprop_ray.rule import Rule
+    from treeprop_ray.tree import Tree
+
+    settings = config.load(words)
+    data = random_text(settings)
+    engine: Any
+    if settings.engine == "ray":
+        plan = blueprint(settings, data)
+        job = Job(
+            tree=Tree(plan.N, settings.split),
+            rule=Rule.of(settings, plan.family, data.labels_per_sample),
+            optimizer=OptimizerRule.of(settings, 1000),
+            parts=partial(parts_from_settings, settings, data.shape),
+            batches=partial(random_batches, settings),
+            stem_trains=plan.stem_trains,
+            batch=settings.batch,
+            samples=len(data.train),
+            splits=data.batch_counts,
+        )
+        engine = distributed.launch(job, settings)
+    else:
+        engine = local.build(settings, data, 1000)
+    try:
+        began, sent, losses = 0.0, 0, []
+        for step in range(steps):
+            if step == 1:
+                began = time.perf_counter()
+                if settings.engine == "ray":
+                    engine.usage()
+            engine.step(step, report=False)
+            terms = [t for r in engine.reports() for t in r.losses.values()]
+            losses.append(min(t["ce"] for t in terms if "ce" in t))
+        seconds = (time.perf_counter() - began) / (steps - 1)
+        if settings.engine == "ray":
+            sent = sum(n for _, n, _ in engine.usage()) // (steps - 1)
+        answer.put((seconds, sent, losses))
+    finally:
+        engine.close()
+
+
+def family_of(root: int) -> list[int]:
+    """A process and all its descendants."""
+    parent: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (folder / "stat").read_text()
+        except OSError:  # has ended meanwhile
+            continue
+        parent[int(folder.name)] = int(text.rpartition(")")[2].split()[1])
+    found = [root]
+    for pid in found:
+        found += [child for child, of in parent.items() if of == pid]
+    return found
+
+
+def memory_of(root: int) -> int:
+    """Bytes held by a process and its descendants; pages that several share count once."""
+    total = 0
+    for pid in family_of(root):
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total
+
+
+def measure(target: Callable[..., None], *args: Any) -> tuple[int, Any]:
+    """(peak bytes, answer) of a function in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    process = context.Process(target=target, args=(*args, answer))
+    process.start()
+    assert process.pid is not None
+    peak, found = 0, None
+    while process.is_alive():
+        peak = max(peak, memory_of(process.pid))
+        if found is None and not answer.empty():
+            found = answer.get()
+        process.join(SAMPLE)
+    if found is None and not answer.empty():
+        found = answer.get()
+    if found is None:
+        raise TrainingError(f"a candidate of bench gpt ended with exit code {process.exitcode}")
+    return peak, found
+
+
+def run(bench: BenchSettings) -> None:
+    """The three candidates one after the other."""
+    if not Path("/proc/self/smaps_rollup").is_file():
+        raise TrainingError("bench gpt reads memory from /proc/<pid>/smaps_rollup; needs Linux")
+    steps, size = max(2, bench.steps), [f"batch={bench.batch}", f"data.length={bench.length}"]
+    rows: list[dict[str, Any]] = []
+    for name, words in CANDIDATES.items():
+        peak, (seconds, sent, losses) = measure(work, [*BASE, *size, *words], steps)
+        rows.append(
+            {
+                "candidate": name,
+                "peak memory (GiB)": peak / 2**30,
+                "seconds per step": seconds,
+                "MB sent per step": sent / 1e6 if sent else "-",
+                "cross-entropy, first and last step": f"{losses[0]:.2f}, {losses[-1]:.2f}",
+            }
+        )
+    notes = [
+        "GPT-2 small at full width: 12 blocks of width 768 (the last one in front of the "
+        "language-model head), vocabulary 50257, 124.44M deployed parameters; TreeProp trains the "
+        "auxiliary blocks as well. float32, AdamW, alpha 1, beta 0.5, CE at every spine node. "
+        f"Batch {bench.batch}, windows of {bench.length} random tokens, {steps} steps, the first "
+        "not timed. Memory: proportional set size of the process and all it starts (driver, Ray's "
+        f"processes, actors, object store), sampled every {SAMPLE:g} s from start to end.",
+    ]
+    print(write_table(bench.out, "bench_gpt", "GPT-2 small at full width", rows, notes))

@@ -1,0 +1,49 @@
+"""What `doctor` looks at. A finding is a line: ok, warn or fail, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    what: str
+    status: str
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.status:<5} {self.what:<12} {self.found}"
+        return f"{line}\n{'':<18} -> {self.remedy}" if self.remedy else line
+
+
+def judge(what: str, found: str, fail: bool, warn: bool, remedy: str) -> Finding:
+    """A finding from two conditions; the remedy is shown only when one of them holds."""
+    status = FAIL if fail else WARN if warn else OK
+    return Finding(what, status, found, "" if status == OK else remedy)
+
+
+def report(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The findings as plain data, for --json."""
+    return {"status": worst(findings), "findings": [asdict(f) for f in findings]}
+
+
+def worst(findings: Sequence[Finding]) -> str:
+    """fail if anything failed, else warn if anything is doubtful, else ok."""
+    seen = {f.status for f in findings}
+    return FAIL if FAIL in seen else WARN if WARN in seen else OK
+
+
+def size(n: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.1f} GB"

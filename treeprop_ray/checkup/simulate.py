@@ -1,0 +1,141 @@
+"""A cluster of made-up machines on this one, and where Ray puts an experiment's actors on it.
+
+The Ray nodes, the placement group and the decision are real; CPUs and GPUs are numbers that the
+nodes are told to have. Actors are not started: each would be bound to its bundle of the group.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from treeprop_ray import config
+from treeprop_ray.checkup.cluster import plan_for, tree_of
+from treeprop_ray.config import Settings
+from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.placement import Plan, stages
+from treeprop_ray.tree import Tree
+
+GROUP_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An actor and the machine it would run on."""
+
+    machine: int
+    actor: str
+    holds: str
+    parameters: str
+    resources: str
+
+
+@contextmanager
+def machines(count: int, cpus: int, gpus: int) -> Iterator[dict[str, int]]:
+    """Start `count` Ray nodes on this machine; gives the number of each by its Ray id."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    if ray.is_initialized():
+        raise UserError("doctor simulate: this process is joined to a Ray cluster already")
+    key = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # else Ray takes 127.0.0.1 for a single machine
+    before = os.environ.get(key)
+    os.environ[key] = "1"
+    cluster = Cluster()
+    try:
+        made = [cluster.add_node(num_cpus=cpus, num_gpus=gpus) for _ in range(count)]
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield {node.node_id: number for number, node in enumerate(made, 1)}
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        if before is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = before
+
+
+def bundles_to_machines(made: Plan, numbers: Mapping[str, int]) -> list[int]:
+    """Reserve the plan's placement group as a run would, and see where its bundles land."""
+    from ray.util.placement_group import (
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
+
+    group = placement_group(made.bundles, strategy=made.strategy)
+    try:
+        if not group.wait(GROUP_SECONDS):
+            raise TrainingError(f"Ray did not place {len(made.names)} bundles of {made.bundles[0]}")
+        landed = placement_group_table(group)["bundles_to_node_id"]
+        return [numbers[landed[k]] for k in range(len(made.names))]
+    finally:
+        remove_placement_group(group)
+
+
+def held(settings: Settings, made: Plan) -> list[tuple[str, str]]:
+    """What each actor holds, and how many parameters that is ("?" if the data set is not here)."""
+    if config.recurrent(settings):
+        depths = [f"cell of depth {d}" for d in range(settings.time.depth)]
+        return [("data, readout", "?"), *((text, "?") for text in depths)]
+    from treeprop_ray.engine.job import owners
+
+    tree = tree_of(settings)
+    is_tree = settings.method == "tree"
+    owner = owners(tree, made, is_tree)
+    counts = _counts(settings, tree)
+    out = []
+    for host in range(len(made.names)):
+        if is_tree:
+            ns = [str(n) for n, h in made.layout.host_of.items() if h == host]
+            ends = ["stem", "head"] if host == made.layout.boundary else []
+            text = ", ".join([*ends, *([f"node {' '.join(ns)}"] if ns else [])])
+        else:
+            cut = stages(tree, len(made.names))[host]
+            text = f"blocks {cut[0][0]}..{cut[-1][1]}"
+        mine = [edge for edge, h in owner.items() if h == host]
+        out.append((text, f"{sum(counts[e] for e in mine):,}" if counts else "?"))
+    return out
+
+
+def _counts(settings: Settings, tree: Tree) -> dict[tuple[int, int], int]:
+    """Parameters of every block; empty when the data's shape cannot be had."""
+    from treeprop_ray.data import load
+    from treeprop_ray.models import blueprint
+    from treeprop_ray.network import STEM
+
+    try:
+        made = blueprint(settings, load(settings).shape)
+    except UserError:
+        return {}
+    return {edge: made.count_parameters(edge) for edge in (STEM, *tree.blocks)}
+
+
+def simulate(settings: Settings, count: int, cpus: int, gpus: int) -> list[Placed]:
+    """Where the actors of an experiment land on `count` made-up machines."""
+    from treeprop_ray.engine import runtime
+
+    with machines(count, cpus, gpus) as numbers:
+        made = plan_for(settings, runtime.cluster())
+        landed = bundles_to_machines(made, numbers)
+    each = f"{made.cpus:g} CPU" + (f" + {made.gpus:g} GPU" if made.gpus else "")
+    rows = zip(landed, made.names, held(settings, made), strict=True)
+    return [
+        Placed(machine, name.rpartition("/")[2], text, parameters, each)
+        for machine, name, (text, parameters) in rows
+    ]
+
+
+def table(placed: list[Placed], count: int) -> str:
+    """The actors by machine, as text; machines that stay empty are named."""
+    rows = [("machine", "actor", "holds", "parameters", "reserves")]
+    for p in sorted(placed, key=lambda p: p.machine):
+        rows.append((str(p.machine), p.actor, p.holds, p.parameters, p.resources))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = ["  ".join(t.ljust(w) for t, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    empty = sorted(set(range(1, count + 1)) - {p.machine for p in placed})
+    if empty:
+        lines.append(f"idle: machine {', '.join(map(str, empty))} (the plan does not need them)")
+    return "\n".join(lines)

@@ -1,0 +1,139 @@
+"""A table of finished runs: the score of every path, what differs, and the commands.
+
+    python -m treeprop_ray.compare runs=[results/runs/a,results/runs/b] to=results/text title="Text"
+
+Reads each run's config.yaml and summary.json, writes <to>.md, and copies the summaries into the
+folder <to>/, so that the table does not depend on the run folders.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from treeprop_ray import cli, config
+from treeprop_ray.config import opt
+from treeprop_ray.errors import UserError
+from treeprop_ray.settings import RESUMABLE
+
+# said in a column of its own, or about where and how a run was made
+SAID = {"method"} | (RESUMABLE - {"epochs", "steps"})
+
+
+@dataclass
+class CompareSettings:
+    """Settings of the compare command."""
+
+    runs: list[str] = field(
+        default_factory=list, metadata={"help": "run folders, in the order of the table"}
+    )
+    to: str = opt("", "the table is <to>.md, the summaries are in <to>/")
+    title: str = opt("Runs", "heading of the table")
+    note: str = opt("", "a sentence under the heading")
+    split: str = opt("test", "which scores", choices=["validation", "test"])
+
+
+def load(words: Sequence[str]) -> CompareSettings:
+    """Settings from command-line words."""
+    settings: CompareSettings = config.merge(CompareSettings, ("", config.parse_overrides(words)))
+    if not settings.runs:
+        raise UserError("runs=[]: at least one run folder")
+    if not settings.to:
+        raise UserError("to= : where to write the table, e.g. to=results/text")
+    return settings
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run."""
+
+    folder: Path
+    settings: dict[str, Any]
+    summary: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: str) -> Finished:
+        """Settings and summary of a run folder."""
+        from treeprop_ray.runfiles import run_settings
+
+        found = run_settings(folder)
+        path = Path(folder) / "summary.json"
+        if not path.is_file():
+            raise UserError(f"runs={folder}: the run is not finished (no summary.json)")
+        values = {key: value for key, _, value in config.walk(found)}
+        return cls(Path(folder), values, json.loads(path.read_text()))
+
+    def differences(self) -> str:
+        """The settings in which the run differs from its experiment."""
+        base = config.load([f"experiment={self.settings['experiment']}"])
+        plain = {key: value for key, _, value in config.walk(base)}
+        changed = {k: v for k, v in self.settings.items() if v != plain[k] and k not in SAID}
+        return " ".join(f"{k}={str(v).lower()}" for k, v in changed.items()) or "-"
+
+
+def row_of(run: Finished, split: str) -> dict[str, Any]:
+    """One line of the table."""
+    s = run.summary
+    scores = {
+        path: score["perplexity"] if "perplexity" in score else 100 * score["accuracy"]
+        for path, score in s["final"][split].items()
+    }
+    short = [f"{path} {value:.2f}" for path, value in scores.items() if path != "full"]
+    return {
+        "experiment": run.settings["experiment"],
+        "method": {"tree": "TreeProp", "bp": "BP"}.get(s["method"], s["method"]),
+        "other settings": run.differences(),
+        "epochs": f"{s['epochs']:g}",
+        "parameters": f"{s['parameters_deployed']:,}",
+        "full chain": f"{scores['full']:.2f}",
+        "short paths": ", ".join(short) or "-",
+        "minutes": f"{s['wall_seconds'] / 60:.1f}",
+    }
+
+
+def run(settings: CompareSettings) -> None:
+    """The compare command."""
+    from treeprop_ray.benchmarks import markdown
+
+    runs = [Finished.read(folder) for folder in settings.runs]
+    names = [r.summary["name"] for r in runs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"runs={twice[0]}: given twice")
+    split = settings.split
+    texts = ["perplexity" in r.summary["final"][split]["full"] for r in runs]
+    kind = "perplexity, lower is better" if all(texts) else "accuracy in %"
+    kind = kind if all(texts) or not any(texts) else "perplexity of text, accuracy in % of others"
+    table = markdown([row_of(r, split) for r in runs])
+    folder, page = Path(settings.to), Path(f"{settings.to}.md")
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        f"# {settings.title}", "", *([settings.note, ""] if settings.note else []),
+        f"Score on the {split} split ({kind}) after the last step. Minutes are wall time of "
+        "training and evaluation on a machine that did other work as well.", "", table, "",
+        "Commands, in the order of the table:", "", "```",
+        *(r.summary["command"] for r in runs), "```", "",
+        "Each run's own summary with versions and hardware:", "",
+    ]  # fmt: skip
+    for r, name in zip(runs, names, strict=True):
+        shutil.copyfile(r.folder / "summary.json", folder / f"{name}.json")
+        about, hardware = r.summary, r.summary["hardware"]
+        lines.append(
+            f"- [{name}]({folder.name}/{name}.json): commit {about['commit']}, {about['date']}, "
+            f"{hardware['cpu']}, seed {about['seed']}"
+        )
+    page.write_text("\n".join(lines) + "\n")
+    print(f"{table}\nwrote {page}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m treeprop_ray.compare`."""
+    return cli.main(__doc__ or "", CompareSettings, load, run, argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Examine this machine and its Ray cluster, and say what to mend.
+
+    python -m treeprop_ray.doctor                                # this machine, a local Ray
+    python -m treeprop_ray.doctor ray.address=auto               # on a node of a cluster
+    python -m treeprop_ray.doctor experiment=cifar10_vit --json  # another experiment, for programs
+    python -m treeprop_ray.doctor simulate nodes=4 gpus=1        # plan: four made-up machines
+
+Every line is ok, warn or fail, and a remedy follows. Exit code 0: nothing failed; 1: something did.
+`simulate` starts made-up machines here and shows which actor of the experiment lands on which.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from treeprop_ray import cli, config
+from treeprop_ray.config import Settings, opt
+
+
+@dataclass
+class DoctorSettings(Settings):
+    """The settings of train (of the experiment to place), and these."""
+
+    task: str = opt("check", "the first word of the command", choices=["check", "simulate"])
+    engine: str = opt("ray", "doctor looks at Ray", choices=["ray"])
+    nodes: int = opt(2, "simulate: how many machines", low=1, high=64)
+    cpus: int = opt(8, "simulate: CPUs of each", low=1, high=1024)
+    gpus: int = opt(0, "simulate: GPUs of each", low=0, high=64)
+    json: bool = opt(False, "print JSON instead of lines; also --json")
+
+
+def load(words: Sequence[str]) -> DoctorSettings:
+    """`doctor [TASK] key=value …`: the task may stand without its key."""
+    words = [f"task={w}" if i == 0 and "=" not in w else w for i, w in enumerate(words)]
+    settings = config.load(words, DoctorSettings)
+    assert isinstance(settings, DoctorSettings)
+    return settings
+
+
+def run(settings: DoctorSettings) -> int:
+    """The doctor command."""
+    return simulated(settings) if settings.task == "simulate" else checked(settings)
+
+
+def checked(settings: DoctorSettings) -> int:
+    """Look at everything, print as it is found, and sum up."""
+    from treeprop_ray.checkup import FAIL, cluster, machine, report, worst
+    from treeprop_ray.data.hub import hub_reachable
+
+    findings = []
+    for part in (
+        lambda: machine.findings(machine.look(settings.out), settings.device),
+        lambda: machine.data_sets(settings.data.name, settings.data.root, hub_reachable()),
+        lambda: cluster.examine(settings),
+    ):
+        found = part()
+        findings += found
+        if not settings.json:
+            print("\n".join(map(str, found)), flush=True)
+    status = worst(findings)
+    if settings.json:
+        print(json.dumps(report(findings), indent=2))
+    else:
+        counts = {s: sum(f.status == s for f in findings) for s in ("ok", "warn", "fail")}
+        print(", ".join(f"{n} {s}" for s, n in counts.items()))
+    return cli.FAILED if status == FAIL else cli.DONE
+
+
+def simulated(settings: DoctorSettings) -> int:
+    """Place the experiment on made-up machines."""
+    from treeprop_ray.checkup import simulate
+
+    count, cpus, gpus = settings.nodes, settings.cpus, settings.gpus
+    placed = simulate.simulate(settings, count, cpus, gpus)
+    if settings.json:
+        print(json.dumps([asdict(p) for p in placed], indent=2))
+    else:
+        each = f"{cpus} CPU + {gpus} GPU"
+        print(f"experiment={settings.experiment} on {count} made-up machines with {each} each")
+        print(simulate.table(placed, count))
+    return cli.DONE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m treeprop_ray.doctor`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    words = ["json=true" if w == "--json" else w for w in words]
+    return cli.main(__doc__ or "", DoctorSettings, load, run, argv=words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Continue a text with a trained language model.
+
+    python -m treeprop_ray.generate run=results/runs/<name> prompt="The list" path=full
+    python -m treeprop_ray.generate run=results/runs/<name> prompt="The list" draft=spine-1 ahead=4
+
+With draft= a short path drafts tokens and the path verifies several at once (self-speculative
+decoding): the text has the same distribution as without drafts, with temperature=0 it is the same
+text. Both are timed one after the other, and the acceptance rate of the drafts is printed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from treeprop_ray import cli, config
+from treeprop_ray.config import opt
+from treeprop_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from treeprop_ray.data.text import Tokenizer
+    from treeprop_ray.decoding import Continuation, Decoder
+
+WARM_UP = 8  # tokens decoded before the clock starts
+
+
+@dataclass
+class GenerateSettings:
+    """Settings of the generate command."""
+
+    run: str = opt("", "run folder of a language model, e.g. results/runs/<name>")
+    checkpoint: str = opt("last", "last, best or a step number")
+    prompt: str = opt("The ", "text to continue")
+    path: Any = opt("full", "full, spine-k, or indices such as [0,4,6,7,8]")
+    draft: Any = opt("", "short path that drafts for the path; empty: no drafts")
+    ahead: int = opt(4, "tokens drafted before the path looks at them", low=1, high=1024)
+    tokens: int = opt(200, "how many tokens to add", low=1, high=10**6)
+    temperature: float = opt(0.8, "0 takes the most probable token", low=0, high=100)
+    top_k: int = opt(0, "draw from so many most probable tokens only; 0 = all", low=0)
+    seed: int = opt(1, "seed of the draws", low=0, high=2**31 - 1)
+    data_root: str | None = opt(None, "hub folder with GPT-2's tokenizer, if it has moved")
+
+
+def load(words: Sequence[str]) -> GenerateSettings:
+    """Settings from command-line words; text is taken as it stands, not as YAML."""
+    words = [w if not w.startswith("prompt=") else f"prompt={_quoted(w[7:])}" for w in words]
+    settings: GenerateSettings = config.merge(GenerateSettings, ("", config.parse_overrides(words)))
+    if not settings.prompt:
+        raise UserError("prompt= : at least one character")
+    return settings
+
+
+def _quoted(text: str) -> str:
+    import json
+
+    return json.dumps(text, ensure_ascii=False)
+
+
+def open_language_model(
+    run: str, checkpoint: str, data_root: str | None
+) -> tuple[Callable[[str], Decoder], Tokenizer, list[str]]:
+    """(makes the decoder of a path given as text, tokenizer, names of paths) of a run."""
+    from treeprop_ray.data.text import shape_of, tokenizer_of
+    from treeprop_ray.decoding import Decoder
+    from treeprop_ray.network import TreeNetwork
+    from treeprop_ray.runfiles import load_network, parse_path, pick_checkpoint, run_settings
+    from treeprop_ray.train import outline_of
+
+    settings = run_settings(run)
+    if settings.model.name != "gpt":
+        raise UserError(f"run={run}: model.name={settings.model.name} is no language model")
+    settings.data.root = data_root or settings.data.root
+    network = load_network(settings, shape_of(settings.data), pick_checkpoint(run, checkpoint))
+    assert isinstance(network, TreeNetwork)
+    outline = outline_of(settings, network.tree)
+
+    def decoder(path: str) -> Decoder:
+        return Decoder(network.path(parse_path(path, outline, settings.method)))
+
+    return decoder, tokenizer_of(settings.data), list(outline.paths)
+
+
+def timed(work: Callable[[int], Continuation], tokens: int) -> tuple[Continuation, float]:
+    """The continuation and tokens per second, after a warm-up."""
+    work(min(WARM_UP, tokens))
+    began = time.perf_counter()
+    found = work(tokens)
+    return found, tokens / (time.perf_counter() - began)
+
+
+def run(settings: GenerateSettings) -> None:
+    """The generate command."""
+    from treeprop_ray.decoding import Sampler, decode, speculate
+    from treeprop_ray.runfiles import as_path_text
+
+    s = settings
+    decoder, tokenizer, _ = open_language_model(s.run, s.checkpoint, s.data_root)
+    chain, sampler = decoder(as_path_text(s.path)), Sampler(s.temperature, s.top_k)
+    short = decoder(as_path_text(s.draft)) if s.draft else None
+    (prompt,) = tokenizer.encode([s.prompt])
+    plain, speed = timed(lambda n: decode(chain, prompt, n, sampler, s.seed), s.tokens)
+    about = f"plain: {speed:.0f} tokens/s"
+    if short is not None:
+        found, faster = timed(
+            lambda n: speculate(chain, short, prompt, n, s.ahead, sampler, s.seed), s.tokens
+        )
+        rate = found.accepted / max(1, found.drafted)
+        about += (
+            f"; drafts by {as_path_text(s.draft)}: {faster:.0f} tokens/s, {faster / speed:.2f} "
+            f"times plain, {100 * rate:.1f} % of {found.drafted} drafts accepted"
+        )
+        if s.temperature == 0:
+            about += f", same text as plain: {'yes' if found.tokens == plain.tokens else 'no'}"
+        plain = found
+    print(s.prompt + tokenizer.decode(plain.tokens))
+    print(f"[{len(prompt)} + {len(plain.tokens)} tokens; {about}]", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m treeprop_ray.generate`."""
+    return cli.main(__doc__ or "", GenerateSettings, load, run, argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

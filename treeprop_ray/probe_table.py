@@ -1,0 +1,113 @@
+"""results/probe.md: what the probe found in some runs, with their commands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from treeprop_ray.benchmarks import markdown
+from treeprop_ray.errors import UserError
+
+SHOWN = ["cosine", "norm_bp", "norm_tree", "norm_bias", "kl", "F", "nll", "gap"]
+FIGURES = ["probe_alignment", "probe_blocks", "probe_kl", "probe_tree", "probe_bound", "probe_leak"]
+ROWS = 12  # of a table; the CSV beside it has all
+
+
+def write(runs: Sequence[str], out: str) -> Path:
+    """Write <out>/probe.md, and csv and figures of each run to <out>/probe/."""
+    found = [read(run) for run in runs]
+    folder = Path(out) / "probe"
+    folder.mkdir(parents=True, exist_ok=True)
+    sections = [section(run, summary, rows, folder) for run, summary, rows in found]
+    lines = [
+        "# The probe on real runs",
+        "",
+        "Rows are measured during training on held-out batches, without changing the run. "
+        "`cosine`: between the true gradient g of the deployed chain (backpropagation) and the "
+        "TreeProp update g_hat, over the chain's parameters; `norm_*`: |g|, |g_hat|, |b| with "
+        "b = g_hat - g; `kl`: divergence of the states' factors from the chain's transitions, "
+        "summed over the states; `F`, `nll`, `gap`: the bound, -log p(y|x) by importance sampling, "
+        "their difference; `leak`: cross-entropy of the clean spine path minus that of the tree at "
+        "the finest spine node. Nats per label. `treeprop_ray/probe_row.py` defines every column.",
+        "",
+        *sections,
+        f"This file: `python -m treeprop_ray.probe mode=table run=[{','.join(runs)}] out={out}`",
+    ]
+    target = Path(out) / "probe.md"
+    target.write_text("\n".join(lines) + "\n")
+    return target
+
+
+def read(run: str) -> tuple[Path, dict[str, Any], pd.DataFrame]:
+    """Summary and probes of a finished run."""
+    folder = Path(run)
+    for name in ("summary.json", "probe.csv"):
+        if not (folder / name).is_file():
+            raise UserError(f"run={run}: has no {name}; needs a finished run with probe.every > 0")
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = pd.read_csv(folder / "probe.csv").sort_values("step")
+    if rows.empty:
+        raise UserError(f"run={run}: probe.csv has no rows")
+    return folder, summary, rows
+
+
+def section(run: Path, summary: dict[str, Any], rows: pd.DataFrame, folder: Path) -> str:
+    """One run: verdict, table, figures, command."""
+    name = run.name
+    rows.to_csv(folder / f"{name}.csv", index=False)
+    pictures = []
+    for figure in FIGURES:
+        source = run / "figures" / f"{figure}.png"
+        if source.is_file():
+            shutil.copyfile(source, folder / f"{name}-{figure}.png")
+            pictures.append(f"![{figure}](probe/{name}-{figure}.png)")
+    leak = next(c for c in reversed(rows.columns) if c.startswith("leak/"))
+    shown = [c for c in SHOWN if rows[c].notna().any()]
+    keep = sorted({round(i * (len(rows) - 1) / (ROWS - 1)) for i in range(ROWS)})
+    table = [
+        {
+            "step": int(row.step),
+            **{c: f"{row[c]:.3g}" for c in shown},
+            "|b| < |g|": "yes" if row.descent else "no",
+            "leak": f"{row[leak]:.2g}",
+        }
+        for _, row in rows.iloc[keep].iterrows()
+    ]
+    final = summary["final"]["test"]
+    kind = "perplexity" if "perplexity" in final["full"] else "accuracy"
+    shown_as = "{:.2%}" if kind == "accuracy" else "{:.3f}"
+    paths = ", ".join(f"{path} {shown_as.format(v[kind])}" for path, v in final.items())
+    hardware = f"{summary['hardware']['cores']} cores, {summary['hardware']['cpu']}"
+    return "\n".join(
+        [
+            f"## {name}", "", verdict(rows), "", markdown(table), "",
+            f"All {len(rows)} rows: [probe/{name}.csv](probe/{name}.csv). Test {kind}: {paths}.",
+            "", *pictures, "",
+            f"Command: `{summary['command']}`  ",
+            f"Commit {summary['commit']}, {summary['date']}, {hardware}, "
+            f"torch {summary['versions']['torch']}", "",
+        ]
+    )  # fmt: skip
+
+
+def verdict(rows: pd.DataFrame) -> str:
+    """The claims of the method, read off the rows."""
+    first, last, cosine = rows.iloc[0], rows.iloc[-1], rows.cosine
+    positive = f"positive at {int((cosine > 0).sum())} of {len(rows)} probes"
+    third = max(1, len(rows) // 3)
+    early, late = cosine.iloc[:third].mean(), cosine.iloc[-third:].mean()
+    trend = "rises" if late > early else "does not rise"
+    states = [c for c in rows.columns if c.startswith("kl/")]
+    fell = sum(last[c] <= first[c] for c in states)
+    return (
+        f"Cosine {positive}, smallest {cosine.min():.3f}; from {first.cosine:.3f} to "
+        f"{last.cosine:.3f}; it {trend} (mean of the first third {early:.3f}, of the last third "
+        f"{late:.3f}). KL of {fell} of {len(states)} states is lower at the last probe than at the "
+        f"first; their sum goes from {first.kl:.3g} to {last.kl:.3g}. |b| < |g| at "
+        f"{int(rows.descent.sum())} of {len(rows)} probes."
+    )
