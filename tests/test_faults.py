@@ -18,6 +18,7 @@ import pytest
 import ray
 import torch
 from ray import cloudpickle
+from ray._private.internal_api import node_stats
 
 from treeprop_ray import checkpoint, config, data
 from treeprop_ray.engine import job, local, runtime
@@ -274,7 +275,8 @@ def memory(engine: Any) -> dict[str, float]:
     for name, pid in {**pids(), "driver": os.getpid()}.items():
         _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
         found[name] = (resident - shared) * os.sysconf("SC_PAGE_SIZE") / 1e6
-    stats = ray._private.internal_api.node_stats().store_stats
+    node = ray.nodes()[0]
+    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"]).store_stats
     return {**found, "object store": stats.object_store_bytes_used / 1e6}
 
 
