@@ -22,7 +22,7 @@ CHROMIUM = next(
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
-    "--remote-debugging-address=127.0.0.1", "--window-size=1400,900",
+    "--remote-debugging-address=127.0.0.1", "--window-size=1500,1250",
 ]  # fmt: skip
 
 
@@ -47,7 +47,7 @@ class Page:
         found = await self.ask("Runtime.evaluate", expression="document.body?.innerText ?? ''")
         return str(found["result"]["value"])
 
-    async def until(self, url: str, words: list[str], seconds: float = 40) -> str:
+    async def until(self, url: str, words: list[str], seconds: float = 60) -> str:
         """Open the page and wait until it shows all words; returns what it shows in the end."""
         await self.ask("Page.navigate", url=url)
         shown = ""

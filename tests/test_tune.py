@@ -1,5 +1,6 @@
 """Sweeps: spaces and their trials, resources, and Ray Tune running, failing and resuming."""
 
+import importlib.util
 import json
 import shlex
 import signal
@@ -177,6 +178,15 @@ def test_mistakes_end_with_one_line_and_nothing_written(
     assert result.code == 2 and len(result.error_lines) == 1
     assert all(name in result.err for name in names), result.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
+def test_a_missing_tracker_says_what_to_install(command: Command, tiny: Path, tracker: str) -> None:
+    if importlib.util.find_spec(tracker):
+        pytest.skip(f"{tracker} is installed")
+    result = command("tune", f"sweep={tiny}", *folders(tiny), f"{tracker}=here")
+    assert result.code == 2 and f"pip install 'treeprop_ray[{tracker}]'" in result.err
+    assert not (tiny.parent / "runs").exists()
 
 
 @pytest.mark.parametrize(
