@@ -12,7 +12,9 @@ import pandas as pd
 
 from treeprop_ray.benchmarks import markdown
 from treeprop_ray.errors import UserError
+from treeprop_ray.probe_figures import draw
 from treeprop_ray.runfiles import run_settings
+from treeprop_ray.tree import Tree
 
 SHOWN = ["cosine", "norm_bp", "norm_tree", "norm_bias", "kl", "F", "nll", "gap"]
 FIGURES = ["probe_alignment", "probe_blocks", "probe_kl", "probe_tree", "probe_bound", "probe_leak"]
@@ -61,6 +63,8 @@ def section(run: Path, summary: dict[str, Any] | None, rows: pd.DataFrame, folde
     """One run: verdict, table, figures, command."""
     name = run.name
     rows.to_csv(folder / f"{name}.csv", index=False)
+    states = sum(c.startswith("kl/") for c in rows.columns)
+    draw(run, Tree(states + 1, run_settings(str(run)).split))
     pictures = []
     for figure in FIGURES:
         source = run / "figures" / f"{figure}.png"
@@ -74,7 +78,7 @@ def section(run: Path, summary: dict[str, Any] | None, rows: pd.DataFrame, folde
         {
             "step": int(row.step),
             **{c: f"{row[c]:.3g}" for c in shown},
-            "|b| < |g|": "yes" if row.descent else "no",
+            "bias < bp": "yes" if row.descent else "no",
             "leak": f"{row[leak]:.2g}",
         }
         for _, row in rows.iloc[keep].iterrows()
