@@ -4,13 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint clean
+.PHONY: run test lint clean reproduce
+
+TABLE ?= mnist_table
+ARGS ?= base=mnist_d3
 
 run: $(STAMP)
 	$(BIN)/python -m treeprop_ray.train name=digits fresh=true engine=ray placement=per_node batch=128 lr=0.006
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# a table of the paper, e.g. make reproduce TABLE=alpha_beta ARGS=base=cifar10_vit; continues when cut
+reproduce: $(STAMP)
+	$(BIN)/python -m treeprop_ray.tune sweep=$(TABLE) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -106,7 +106,7 @@ def main() -> None:
     from treeprop_ray.benchmarks import write_table
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--out", default="results")
     chosen = parser.parse_args()

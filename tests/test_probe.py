@@ -170,13 +170,19 @@ def test_gaussian_bound_stays_above_the_likelihood_of_many_draws() -> None:
 
 def test_leak_is_clean_minus_tree_at_every_spine_node() -> None:
     network = tiny_network(8)
-    calm = engine_of(network, Rule(objective="node_all_ce")).probe(2, 0)
-    wild = engine_of(network, Rule(alpha=1, beta=1, correction="vjp")).probe(2, 0)
-    for node in network.tree.spine:
-        assert calm[f"leak/{node.n}"] == pytest.approx(0, abs=1e-12)  # no label in any state
-    first, *deeper = (wild[f"leak/{node.n}"] for node in network.tree.spine)
-    assert first == pytest.approx(0, abs=1e-12)  # the root meets the label for the first time
-    assert all(leak > 0.01 for leak in deeper)
+    x, y = tiny_batches()(-1)
+    calm = Rule(objective="node_all_ce")
+    wild = Rule(objective="node_all_ce", alpha=1, beta=1, correction="vjp")
+    for rule in (calm, wild):
+        row = engine_of(network, rule).probe(1, 0)
+        _, terms = tree_objective(network, rule, x, y, cut(-1, 6, 1)[0])
+        for node, path in zip(network.tree.spine, network.tree.spine_paths, strict=True):
+            clean = float(cross_entropy(network.path(path)(x), y).detach())
+            tree = float(terms[node.n]["ce"])
+            assert row[f"leak/{node.n}"] == pytest.approx(clean - tree, rel=1e-9, abs=1e-12)
+            # no label is in any state without correction, nor in what the root reads
+            moved = rule is wild and node is not network.tree.root
+            assert (abs(clean - tree) > 0.01) == moved
 
 
 # -- schedule -------------------------------------------------------------------------------------

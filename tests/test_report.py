@@ -157,4 +157,5 @@ def test_committed_tables_follow_from_the_committed_rows(name: str) -> None:
 
 
 def test_the_committed_index_is_up_to_date() -> None:
-    assert index.index_of(RESULTS) == (RESULTS / "README.md").read_text()
+    stored = (RESULTS / "README.md").read_text()
+    assert index.index_of(RESULTS) == stored, "python -m treeprop_ray.report writes it anew"

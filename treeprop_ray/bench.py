@@ -10,6 +10,7 @@
     python -m treeprop_ray.bench pipeline               # beside torch.distributed.pipelining
     python -m treeprop_ray.bench baselines              # table of finished MNIST runs
     python -m treeprop_ray.bench accounting             # work, memory and bytes of every method
+    python -m treeprop_ray.bench vit                    # full-size cifar10_vit, time per step
     python -m treeprop_ray.bench gpt steps=3            # GPT-2 small: peak memory, bytes per step
     python -m treeprop_ray.bench generate run=results/runs/<name>   # drafts against plain decoding
     python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
@@ -37,6 +38,7 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "pipeline": "pipeline.run",
     "baselines": "baselines_mnist.run",
     "accounting": "accounting.run",
+    "vit": "vit.run",
     "gpt": "gpt.run",
     "generate": "generate.run",
     "plan": "plan.run",

@@ -140,14 +140,19 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    here = Path(__file__).parent
+    """The commit; -dirty when the package itself (not a table in results/) differs from it."""
+    found = _git("describe", "--always")
+    return found + "-dirty" * bool(found and _git("status", "--porcelain", ".")) or "unknown"
+
+
+def _git(*words: str) -> str:
     try:
         found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True
+            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True
         )
     except OSError:
-        return "unknown"
-    return found.stdout.strip() or "unknown"
+        return ""
+    return found.stdout.strip()
 
 
 def _cores() -> int:

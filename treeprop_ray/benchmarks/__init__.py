@@ -55,6 +55,9 @@ def write_table(
         f"torch {facts['versions']['torch']}, ray {facts['versions']['ray']}",
     ]  # fmt: skip
     (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
+    from treeprop_ray.sweep.index import write_index
+
+    write_index(folder)
     return table
 
 

@@ -38,7 +38,7 @@ def index_of(out: Path) -> str:
     for page in pages:
         if page.stem in sweeps:
             runs = sum(1 for _ in (out / f"{page.stem}.csv").open()) - 1
-            lines.append(_line(page, f"{runs} |"))
+            lines.append(_line(page, f" {runs} |"))
     run = {name.partition("-")[0] for name in sweeps}
     for name in shipped():
         if name not in run:
@@ -54,4 +54,4 @@ def _line(page: Path, middle: str) -> str:
     title = next((line[2:] for line in text.splitlines() if line.startswith("# ")), page.stem)
     commands = re.findall(r"^Command: `(.+?)`", text, re.MULTILINE)
     shown = "<br>".join(f"`{c}`" for c in commands) or "on the page"
-    return f"| [{page.stem}]({page.name}) | {title} | {middle} {shown} |"
+    return f"| [{page.stem}]({page.name}) | {title} |{middle} {shown} |"

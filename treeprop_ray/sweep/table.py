@@ -102,9 +102,20 @@ def grid(section: Section) -> tuple[list[Key], list[Key], dict[tuple[Key, Key], 
             full = {**point, VALUE: label}
             key = tuple(full[k] for k in table.rows), tuple(full[k] for k in table.columns)
             cells[key] = (point, metric)
-    rows = list(dict.fromkeys(row for row, _ in cells))
-    columns = list(dict.fromkeys(column for _, column in cells))
+    rows = sorted(dict.fromkeys(row for row, _ in cells), key=_place(section, table.rows))
+    columns = sorted(dict.fromkeys(c for _, c in cells), key=_place(section, table.columns))
     return rows, columns, cells
+
+
+def _place(section: Section, axes: Sequence[str]) -> Callable[[Key], list[int]]:
+    """Sorts by the order of the values in the sweep's file, also where some are excluded."""
+    orders = []
+    for axis in axes:
+        found = [v for g in section.space.grids if isinstance(vs := g.get(axis), list) for v in vs]
+        found += [point[axis] for point, _ in section.expected if axis in point]
+        labels = list(section.space.table.values) if axis == VALUE else found
+        orders.append(list(dict.fromkeys(show(v) for v in labels)))
+    return lambda key: [order.index(show(v)) for order, v in zip(orders, key, strict=True)]
 
 
 def paper_of(section: Section) -> Paper | None:
