@@ -30,7 +30,7 @@ class CompareSettings:
     """Settings of the compare command."""
 
     runs: list[str] = field(
-        default_factory=list, metadata={"help": "run folders, in the order of the table"}
+        default_factory=lambda: [], metadata={"help": "run folders, in the order of the table"}
     )
     to: str = opt("", "the table is <to>.md, the summaries are in <to>/")
     title: str = opt("Runs", "heading of the table")
@@ -73,7 +73,14 @@ class Finished:
         base = config.load([f"experiment={self.settings['experiment']}"])
         plain = {key: value for key, _, value in config.walk(base)}
         changed = {k: v for k, v in self.settings.items() if v != plain[k] and k not in SAID}
-        return " ".join(f"{k}={str(v).lower()}" for k, v in changed.items()) or "-"
+        return " ".join(f"{k}={str(v).lower()}" for k, v in changed.items())
+
+    def command(self) -> str:
+        """A command that gives this run's settings today, whatever the experiment said then."""
+        words = [f"experiment={self.settings['experiment']}"]
+        if self.settings["method"] != "tree":
+            words.append(f"method={self.settings['method']}")
+        return " ".join(["python -m treeprop_ray.train", *words, self.differences()]).strip()
 
 
 def row_of(run: Finished, split: str) -> dict[str, Any]:
@@ -87,7 +94,7 @@ def row_of(run: Finished, split: str) -> dict[str, Any]:
     return {
         "experiment": run.settings["experiment"],
         "method": {"tree": "TreeProp", "bp": "BP"}.get(s["method"], s["method"]),
-        "other settings": run.differences(),
+        "other settings": run.differences() or "-",
         "epochs": f"{s['epochs']:g}",
         "parameters": f"{s['parameters_deployed']:,}",
         "full chain": f"{scores['full']:.2f}",
@@ -116,7 +123,7 @@ def run(settings: CompareSettings) -> None:
         f"Score on the {split} split ({kind}) after the last step. Minutes are wall time of "
         "training and evaluation on a machine that did other work as well.", "", table, "",
         "Commands, in the order of the table:", "", "```",
-        *(r.summary["command"] for r in runs), "```", "",
+        *(r.command() for r in runs), "```", "",
         "Each run's own summary with versions and hardware:", "",
     ]  # fmt: skip
     for r, name in zip(runs, names, strict=True):
