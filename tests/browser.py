@@ -22,7 +22,7 @@ CHROMIUM = next(
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
-    "--remote-debugging-address=127.0.0.1", "--window-size=1400,900",
+    "--remote-debugging-address=127.0.0.1", "--window-size=1500,1400",
 ]  # fmt: skip
 
 
@@ -43,11 +43,11 @@ class Page:
                 return answer["result"]
 
     async def text(self) -> str:
-        """What the page shows."""
+        """What the page shows, with single spaces."""
         found = await self.ask("Runtime.evaluate", expression="document.body?.innerText ?? ''")
-        return str(found["result"]["value"])
+        return " ".join(str(found["result"]["value"]).split())
 
-    async def until(self, url: str, words: list[str], seconds: float = 40) -> str:
+    async def until(self, url: str, words: list[str], seconds: float = 60) -> str:
         """Open the page and wait until it shows all words; returns what it shows in the end."""
         await self.ask("Page.navigate", url=url)
         shown = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from treeprop_ray import config
 from treeprop_ray.checkup import FAIL, OK, WARN, Finding, cluster, machine, simulate, worst
+from treeprop_ray.engine import runtime
 from treeprop_ray.placement import Cluster
 from treeprop_ray.settings import Data
 
@@ -116,7 +117,7 @@ def test_each_fault_of_a_cluster_is_found() -> None:
         "3 actors"
         in cluster.placement(config.load(["experiment=digits_gru", "time.depth=2"]), gpus).found
     )
-    slow, thin = cluster.transport({"a to b": (0.02, 1e9), "b to c": (0.001, 1e7)})
+    slow, thin = cluster.judge_transport({"a to b": (0.02, 1e9), "b to c": (0.001, 1e7)})
     assert slow.status == thin.status == WARN and "20.00 ms" in slow.found
     nan = float("nan")
     assert cluster.compare([1.0, 0.9, 0.8], [1.0, 0.9, 0.8], 1, "r").status == OK
@@ -147,8 +148,17 @@ def test_bad_input_is_one_line(command: Callable[..., Any]) -> None:
         assert result.code == 2 and len(result.error_lines) == 1 and text in result.err
 
 
-def test_doctor_examines_this_machine(command: Callable[..., Any]) -> None:
-    result = command("doctor", "--json", "ray.num_cpus=2")
+@pytest.fixture
+def local_ray() -> Iterator[None]:
+    runtime.start(config.RaySettings(num_cpus=2))
+    yield
+    runtime.stop()
+
+
+def test_doctor_examines_this_machine(command: Callable[..., Any], local_ray: None) -> None:
+    (silent,) = cluster.transport(patience=0.0)  # nobody can answer at once
+    assert silent.status == FAIL and "timed out" in silent.found and "ray status" in silent.remedy
+    result = command("doctor", "--json")
     told = json.loads(result.out)
     lines = {f["what"]: f for f in told["findings"]}
     assert set(lines) == {

@@ -94,6 +94,23 @@ def test_plan_needs_measurements_to_check_itself_against(
     assert result.code == 2 and "run bench span" in result.err and len(result.error_lines) == 1
 
 
+def test_the_check_finds_the_hop_that_was_in_the_measurement() -> None:
+    hop = 0.0031
+    rows = [
+        {
+            "N": str(N),
+            "t (ms)": "20",
+            "tree (ms)": str(1000 * plan.emulated(N, 0.02, hop, False)),
+            "chain (ms)": "0",
+            "chain of few stages (ms)": str(1000 * plan.emulated(N, 0.02, hop, True)),
+        }
+        for N in (8, 16, 64)
+    ]
+    checks, found = plan.check_span(rows)
+    assert found == pytest.approx(hop, rel=1e-3)
+    assert plan.error_of(checks) == pytest.approx(1, rel=1e-3) and len(checks) == 6
+
+
 def test_plan_writes_both_tables(
     command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

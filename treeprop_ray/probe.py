@@ -173,7 +173,11 @@ def table(row: Mapping[str, float], tree: Tree) -> str:
     lines = [f"{key:<12} {number(key):>10}" for key in WHOLE if key in row]
     blocks = [edge_name(e) for e in (STEM, *tree.path_edges(tree.chain))]
     groups: list[tuple[str, list[Any], list[str]]] = [
-        ("block", [b for b in blocks if f"cosine/{b}" in row], ["cosine", "bias", "share"]),
+        (
+            "block",
+            [b for b in blocks if f"cosine/{b}" in row],
+            ["cosine", "bias", "ratio", "share"],
+        ),
         ("state", list(tree.nodes), ["kl", "log_ratio"]),
         ("spine", [node.n for node in tree.spine], ["clean_ce", "tree_ce", "leak"]),
     ]

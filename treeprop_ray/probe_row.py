@@ -3,6 +3,7 @@
     cosine, cosine/<block>   between the true gradient g (backpropagation through the deployed
                              chain) and the TreeProp update g_hat, over the chain's parameters
     norm_bp, norm_tree       |g|, |g_hat|
+    ratio/<block>            |g_hat| / |g| of the block
     share/<block>            the block's part of |g|^2: how much its cosine counts in the whole
     norm_bias, bias/<block>  |b| with b = g_hat - g; per block |b| / |g|
     descent                  1 where |b| < |g|: sufficient for a positive cosine, not necessary
@@ -50,7 +51,7 @@ def columns(tree: Tree) -> list[str]:
     spine = [node.n for node in tree.spine]
     return [
         "step", "epoch", *WHOLE,
-        *(f"{kind}/{b}" for kind in ("cosine", "bias", "share") for b in blocks),
+        *(f"{kind}/{b}" for kind in ("cosine", "bias", "ratio", "share") for b in blocks),
         *(f"{kind}/{n}" for kind in ("kl", "log_ratio") for n in tree.nodes),
         *(f"{kind}/{n}" for kind in ("clean_ce", "tree_ce", "leak") for n in spine),
     ]  # fmt: skip
@@ -93,6 +94,7 @@ def gradients(
     for name, (dot, g, g_hat, bias) in sorted(blocks.items()):
         row[f"cosine/{name}"] = cosine(dot, g, g_hat)
         row[f"bias/{name}"] = math.sqrt(bias / g) if g else math.nan
+        row[f"ratio/{name}"] = math.sqrt(g_hat / g) if g else math.nan
     whole = sum(g for _, g, _, _ in blocks.values())
     row |= {f"share/{name}": g / whole for name, (_, g, _, _) in blocks.items() if whole}
     dot, g, g_hat, bias = (sum(v[i] for _, v in sorted(blocks.items())) for i in range(4))

@@ -12,6 +12,9 @@ import pandas as pd
 
 from treeprop_ray.benchmarks import markdown
 from treeprop_ray.errors import UserError
+from treeprop_ray.probe_figures import draw
+from treeprop_ray.runfiles import run_settings
+from treeprop_ray.tree import Tree
 
 SHOWN = ["cosine", "norm_bp", "norm_tree", "norm_bias", "kl", "F", "nll", "gap"]
 FIGURES = ["probe_alignment", "probe_blocks", "probe_kl", "probe_tree", "probe_bound", "probe_leak"]
@@ -43,23 +46,25 @@ def write(runs: Sequence[str], out: str) -> Path:
     return target
 
 
-def read(run: str) -> tuple[Path, dict[str, Any], pd.DataFrame]:
-    """Summary and probes of a finished run."""
+def read(run: str) -> tuple[Path, dict[str, Any] | None, pd.DataFrame]:
+    """Summary (if the run is finished) and probes of a run."""
     folder = Path(run)
-    for name in ("summary.json", "probe.csv"):
-        if not (folder / name).is_file():
-            raise UserError(f"run={run}: has no {name}; needs a finished run with probe.every > 0")
-    summary = json.loads((folder / "summary.json").read_text())
+    if not (folder / "probe.csv").is_file():
+        raise UserError(f"run={run}: has no probe.csv; needs a run with probe.every > 0")
+    stored = folder / "summary.json"
+    summary = json.loads(stored.read_text()) if stored.is_file() else None
     rows = pd.read_csv(folder / "probe.csv").sort_values("step")
     if rows.empty:
         raise UserError(f"run={run}: probe.csv has no rows")
     return folder, summary, rows
 
 
-def section(run: Path, summary: dict[str, Any], rows: pd.DataFrame, folder: Path) -> str:
+def section(run: Path, summary: dict[str, Any] | None, rows: pd.DataFrame, folder: Path) -> str:
     """One run: verdict, table, figures, command."""
     name = run.name
     rows.to_csv(folder / f"{name}.csv", index=False)
+    states = sum(c.startswith("kl/") for c in rows.columns)
+    draw(run, Tree(states + 1, run_settings(str(run)).split))
     pictures = []
     for figure in FIGURES:
         source = run / "figures" / f"{figure}.png"
@@ -73,26 +78,43 @@ def section(run: Path, summary: dict[str, Any], rows: pd.DataFrame, folder: Path
         {
             "step": int(row.step),
             **{c: f"{row[c]:.3g}" for c in shown},
-            "|b| < |g|": "yes" if row.descent else "no",
+            "bias < bp": "yes" if row.descent else "no",
             "leak": f"{row[leak]:.2g}",
         }
         for _, row in rows.iloc[keep].iterrows()
     ]
+    lines = [
+        f"## {name}", "", verdict(rows), "", markdown(table), "",
+        f"All {len(rows)} rows: [probe/{name}.csv](probe/{name}.csv). {outcome(summary)}",
+        "", *pictures, "", *origin(run, summary), "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def outcome(summary: dict[str, Any] | None) -> str:
+    """How the run ended."""
+    if summary is None:
+        return "The run was stopped before its end: there are no test scores."
     final = summary["final"]["test"]
     kind = "perplexity" if "perplexity" in final["full"] else "accuracy"
     shown_as = "{:.2%}" if kind == "accuracy" else "{:.3f}"
     paths = ", ".join(f"{path} {shown_as.format(v[kind])}" for path, v in final.items())
+    return f"Test {kind}: {paths}."
+
+
+def origin(run: Path, summary: dict[str, Any] | None) -> list[str]:
+    """Command, commit and hardware; a stopped run has left its settings only."""
+    if summary is None:
+        from treeprop_ray.page import changed
+
+        words = " ".join(f"{k}={v}" for k, v in changed(run_settings(str(run))))
+        return [f"Settings that differ from the defaults: `{words}`  ", "Commit not recorded."]
     hardware = f"{summary['hardware']['cores']} cores, {summary['hardware']['cpu']}"
-    return "\n".join(
-        [
-            f"## {name}", "", verdict(rows), "", markdown(table), "",
-            f"All {len(rows)} rows: [probe/{name}.csv](probe/{name}.csv). Test {kind}: {paths}.",
-            "", *pictures, "",
-            f"Command: `{summary['command']}`  ",
-            f"Commit {summary['commit']}, {summary['date']}, {hardware}, "
-            f"torch {summary['versions']['torch']}", "",
-        ]
-    )  # fmt: skip
+    return [
+        f"Command: `{summary['command']}`  ",
+        f"Commit {summary['commit']}, {summary['date']}, {hardware}, "
+        f"torch {summary['versions']['torch']}",
+    ]
 
 
 def verdict(rows: pd.DataFrame) -> str:

@@ -185,10 +185,10 @@ def emulated(N: int, t: float, hop: float, chain: bool) -> float:
 
 def check_span(measured: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, Any]], float]:
     """Rows for every run of bench span; Ray's hop is fitted to one of them, N = 8 at t = 20 ms."""
-    columns = ("t (ms)", "tree (ms)", "chain of few stages (ms)")
     given = []
     for r in measured:
-        t, tree, chain = (float(r[c]) / 1e3 for c in columns)
+        few = r.get("chain of few stages (ms)", r["chain (ms)"])  # its name in tables of before
+        t, tree, chain = (float(ms) / 1e3 for ms in (r["t (ms)"], r["tree (ms)"], few))
         given.append((int(r["N"]), t, tree, chain))
     target = next(tree for N, t, tree, _ in given if (N, t) == (8, 0.02))
     low, high = 0.0, 0.02
@@ -209,9 +209,7 @@ def check_step(measured: Sequence[Mapping[str, str]], hop: float) -> list[dict[s
     ms = {r["step"]: float(r["ms (median)"]) / 1e3 for r in measured}
     tree = Tree(8)
     inner = sum(not tree.is_spine(n) for n in tree.nodes.values())
-    applications = (
-        len(tree.nodes) + inner
-    )  # this head, a linear map of the mean, costs next to nothing
+    applications = len(tree.nodes) + inner  # the head, a linear map, costs next to nothing
     block = ms["local, 1 thread"] / (3 * applications)
     bp = ms["local, 2 threads"] * (tree.N - 1) / applications
     rows = [line("ViT, BP, 2 threads", bp, ms["BP, 2 threads"])]

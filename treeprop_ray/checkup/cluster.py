@@ -38,7 +38,7 @@ def examine(settings: Settings) -> list[Finding]:
         return [
             nodes(cluster, _gpu_torch()),
             placement(settings, cluster),
-            *transport(_measure()),
+            *transport(),
             training(settings),
         ]
     finally:
@@ -137,7 +137,7 @@ def pairs_of(count: int) -> list[tuple[int, int]]:
     return pairs if len(pairs) <= MOST_PAIRS else [(0, k) for k in range(count)]
 
 
-def _measure() -> dict[str, tuple[float, float]]:
+def measure(patience: float) -> dict[str, tuple[float, float]]:
     """(seconds of a call, bytes per second) for pairs of nodes, by their addresses."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -153,18 +153,29 @@ def _measure() -> dict[str, tuple[float, float]]:
             name = f"{found[i]['NodeManagerAddress']} to " + (
                 "itself" if i == j else found[j]["NodeManagerAddress"]
             )
-            ray.get([here.echo.remote(), there.echo.remote()])
-            out[name] = (
-                ray.get(here.latency.remote(there)),
-                ray.get(here.bandwidth.remote(there)),
-            )
+            ray.get([here.echo.remote(), there.echo.remote()], timeout=patience)
+            asked = [here.latency.remote(there), here.bandwidth.remote(there)]
+            out[name] = tuple(ray.get(asked, timeout=patience))
     finally:
         for probe in itertools.chain(*probes):
             ray.kill(probe)
     return out
 
 
-def transport(measured: Mapping[str, tuple[float, float]]) -> list[Finding]:
+def transport(patience: float = 60.0) -> list[Finding]:
+    """Measure all pairs; an actor that does not answer is a failure."""
+    from ray.exceptions import RayError
+
+    try:
+        return judge_transport(measure(patience))
+    except RayError as e:
+        remedy = (
+            "`ray status` and the logs of the node: can it start an actor, can the others reach it?"
+        )
+        return [Finding("transport", FAIL, _first_line(e), remedy)]
+
+
+def judge_transport(measured: Mapping[str, tuple[float, float]]) -> list[Finding]:
     """A line for each pair of nodes."""
     return [
         judge(
