@@ -189,7 +189,7 @@ def _notes(section: Section) -> list[str]:
     spread = "mean ± sample standard deviation over seeds" if len(seeds) > 1 else "one run, seed"
     notes = [f"{metrics}; {spread} {', '.join(map(str, seeds))}. {len(finished)} of {wanted} runs."]
     paper = paper_of(section)
-    if paper:
+    if paper and "| paper, " in table_of(section):
         other = paper.base and paper.base != section.sweep.base
         notes.append(
             f"Paper: {paper.about}."
