@@ -9,7 +9,6 @@ folder <to>/, so that the table does not depend on the run folders.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -127,7 +126,8 @@ def run(settings: CompareSettings) -> None:
         "Each run's own summary with versions and hardware:", "",
     ]  # fmt: skip
     for r, name in zip(runs, names, strict=True):
-        shutil.copyfile(r.folder / "summary.json", folder / f"{name}.json")
+        copy = {**r.summary, "command": r.command()}
+        (folder / f"{name}.json").write_text(json.dumps(copy, indent=2) + "\n")
         about, hardware = r.summary, r.summary["hardware"]
         lines.append(
             f"- [{name}]({folder.name}/{name}.json): commit {about['commit']}, {about['date']}, "
