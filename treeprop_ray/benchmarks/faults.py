@@ -53,8 +53,8 @@ def run(bench: BenchSettings) -> None:
         f"One actor at a time is killed (SIGKILL) at a random moment of a step, every {BETWEEN} "
         f"steps, each actor about equally often; a recovery point every {SNAPSHOT_EVERY} steps. "
         "N = 6, digits, 2 cores. Seconds lost per kill: wall time beyond that of as many "
-        "undisturbed steps, divided by the kills; most of it is the start of a process that imports "
-        "torch. Weights equal: weights and optimizer state bit for bit those of the local "
+        "undisturbed steps, divided by the kills; most of it is the start of a process that "
+        "imports torch. Weights equal: weights and optimizer state bit for bit those of the local "
         "engine after the same steps.",
     ]))  # fmt: skip
 
