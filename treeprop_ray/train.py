@@ -173,14 +173,18 @@ class Trainer:
         best = self.best["step"] if s.keep_best else None
         checkpoint.prune(self.folder.storage, step, s.keep_last, best)
 
+    def _final_scores(self) -> dict[str, Mapping[str, Score]]:
+        """Asks the engine; every worker of a data-parallel run must ask the same."""
+        if not self.validation:  # a finished run whose summary was lost
+            self.validation = self.engine.score(self.paths, "validation")
+        return {"validation": self.validation, "test": self.engine.score(self.paths, "test")}
+
     def _finish(self) -> dict[str, Any]:
         """Test scores, figures, summary.json."""
         from treeprop_ray import figures, timeline
 
         s = self.settings
-        if not self.validation:  # a finished run whose summary was lost
-            self.validation = self.engine.score(self.paths, "validation")
-        scores = {"validation": self.validation, "test": self.engine.score(self.paths, "test")}
+        scores = self._final_scores()
         table = table_of(self.outline, self.paths, scores)
         weights, _ = self.engine.state()
         deployed = self.outline.deployed

@@ -44,8 +44,7 @@ class Follower(Trainer):
         report({"step": step})
 
     def _finish(self) -> dict[str, Any]:
-        for split in ("validation", "test"):
-            self.engine.score(self.paths, split)
+        self._final_scores()
         return {}
 
 
