@@ -123,7 +123,7 @@ def test_parts_add_up(rule: dict[str, Any]) -> None:
 
 def test_bound_and_likelihood_of_binary_states_are_those_of_enumeration() -> None:
     """N = 3, width 4: 256 hidden configurations, all of them summed."""
-    rule = Rule(**{**BERNOULLI, "correction_scale": 8.0})
+    rule = Rule(**{**BERNOULLI, "correction_scale": 4.0})
     network = tiny_network(3, family="bernoulli")
     row = engine_of(network, rule).probe(1, 800)
     x, y = tiny_batches()(-1)
@@ -138,7 +138,7 @@ def test_bound_and_likelihood_of_binary_states_are_those_of_enumeration() -> Non
         leaf = mu_fwd.detach().requires_grad_()
         ce = cross_entropy(head(leaf), label.expand(len(leaf)), reduction="sum") / 6
         (slope,) = torch.autograd.grad(ce, leaf)
-        return (mu_fwd - 0.5 * 8 * slope).clamp(factor.EPS, 1 - factor.EPS).detach()
+        return (mu_fwd - 0.5 * 4 * slope).clamp(factor.EPS, 1 - factor.EPS).detach()
 
     F = nll = 0.0
     for x_i, y_i in zip(x, y, strict=True):
@@ -200,8 +200,14 @@ def test_calls_visit_every_block_once_and_read_what_was_made(N: int, kind: str) 
     calls = probe_calls(tree, layout, True, pieces=2)
     for name, verbs in (("chain", ["ahead", "back"]), ("sweep", ["lift", "settle", "weigh"])):
         made: set[tuple[int, int, str]] = set()
+        fellows: dict[tuple[int, str], tuple[str, ...]] = {}  # what travels together
         for call in calls[name]:
-            made |= {(call.piece, call.host, name) for name in call.inputs}
+            made |= {
+                (call.piece, call.host, fellow)
+                for read in call.inputs
+                for fellow in fellows[call.piece, read]
+            }
+            fellows |= {(call.piece, n): packet for packet in call.packets for n in packet}
             for op in call.ops:
                 assert all((call.piece, call.host, read) in made for read in op.reads), op
                 made |= {(call.piece, call.host, written) for written in op.writes}

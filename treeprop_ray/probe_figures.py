@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+from matplotlib import pyplot as plt
 
-from treeprop_ray.figures import _save, plt, tree_loss
+from treeprop_ray.figures import _save, tree_loss
 from treeprop_ray.network import STEM, edge_name
 from treeprop_ray.tree import Tree
 

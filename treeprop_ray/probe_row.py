@@ -122,8 +122,8 @@ def bound(hosts: Sequence[HostProbe], tree: Tree, draws: int, labels: int) -> di
     groups: dict[tuple[int, int], list[torch.Tensor]] = {}  # (batch, piece) -> draws
     for key in sorted({key for host in hosts for key in host.draws}):
         shares = [host.draws[key] for host in hosts if key in host.draws]
-        total = torch.tensor(shares, dtype=torch.float64).sum(0)
-        groups.setdefault(((-1 - key[0]) % HELD_OUT, key[1]), []).append(total)
+        draw = torch.tensor(shares, dtype=torch.float64).sum(0)
+        groups.setdefault(((-1 - key[0]) % HELD_OUT, key[1]), []).append(draw)
     nll = ess = count = 0.0
     for group in groups.values():
         log_w = -torch.stack(group)  # (draws, places)
