@@ -49,16 +49,20 @@ def run_trial(config: Mapping[str, Any], sweep: Sweep, cluster: Cluster) -> None
     (trial.folder / "stopped.json").unlink(missing_ok=True)
 
     def on_epoch(epoch: int, scores: Mapping[str, Score]) -> None:
-        tune.report({"epoch": epoch, "score": score_of(sweep.space.metric, scores)})
+        if epoch < settings.epochs:
+            tune.report({"epoch": epoch, "score": score_of(sweep.space.metric, scores)})
 
     with log.open("a") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            Trainer(settings, trial.command, on_epoch).train()
+            summary = Trainer(settings, trial.command, on_epoch).train()
         except Exception as e:
             line = (str(e).strip().splitlines() or [repr(e)])[0]
             plain = isinstance(e, TrainingError | UserError)
             trial.error_file.write_text(line if plain else f"{type(e).__name__}: {line}")
             raise
+    # only now: a scheduler may end the trial at any report, and the last one must find a summary
+    score = validation_of(sweep.space.metric, summary)
+    tune.report({"epoch": settings.epochs, "score": score})
 
 
 def trial_of(sweep: Sweep, config: Mapping[str, Any]) -> Trial:
