@@ -29,6 +29,7 @@ def start(settings: RaySettings) -> bool:
             raise UserError(f"ray.address={address}: cannot connect: {reason}") from e
         return True
     context = ray.init(
+        address="local",  # a new one, also beside another Ray on this machine
         num_cpus=settings.num_cpus or None,
         include_dashboard=settings.dashboard,
         dashboard_host="127.0.0.1",
