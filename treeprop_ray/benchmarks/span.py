@@ -103,7 +103,6 @@ class Emulation:
                 calls=tuple(c for c in calls if c.host == host),
                 total=1,
                 pieces=1,
-                clip=False,
                 direct=False,
             )
             for host, name in enumerate(names)

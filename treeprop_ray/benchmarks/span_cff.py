@@ -67,7 +67,6 @@ def take_up(driver: Driver, N: int, t: float) -> None:
             calls=tuple(c for c in calls if c.host == host),
             total=1,
             pieces=1,
-            clip=False,
             direct=False,
         )
         for host, role in enumerate(driver.roles)

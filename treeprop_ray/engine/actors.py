@@ -38,7 +38,6 @@ class Role:
     calls: tuple[Call, ...]  # this host's calls of one step, in order; then those of the probe
     total: int  # places in a batch
     pieces: int
-    clip: bool
     direct: bool  # Ray Direct Transport
     threads: int = 1
     keep_spans: int = 0

@@ -36,7 +36,7 @@ class RayEngine(RecoveringEngine):
 
     def __init__(self, job: Job, settings: Settings, owns_ray: bool = False) -> None:
         self.job = job
-        super().__init__(settings, job.tree, owns_ray)
+        super().__init__(settings, job.tree, job.splits, owns_ray)
 
     def _plan(self, settings: Settings, cluster: Cluster) -> Plan:
         return plan(settings, self.tree, cluster, run_name(self.settings))
@@ -60,7 +60,6 @@ class RayEngine(RecoveringEngine):
                     calls=mine + more,
                     total=job.batch * (job.rule.mc_samples if tree_method else 1),
                     pieces=pieces,
-                    clip=job.optimizer.clips_globally,
                     direct=settings.transport != "store",
                     threads=settings.threads,
                     keep_spans=len(mine) * settings.timeline_steps,
@@ -78,15 +77,6 @@ class RayEngine(RecoveringEngine):
         )
 
     # -- evaluation: the batch goes through the actors that own the blocks ---------------------
-
-    def score(self, paths: Mapping[str, Sequence[int]], split: str) -> dict[str, Score]:
-        batches = [(split, i) for i in range(self.job.splits[split])]
-        scores: dict[str, Score] = self._guarded(lambda: self._score(paths, batches))
-        return scores
-
-    def clean_loss(self, path: Sequence[int], step: int) -> float:
-        scores: dict[str, Score] = self._guarded(lambda: self._score({"": path}, [("step", step)]))
-        return scores[""].loss
 
     def _score(
         self, paths: Mapping[str, Sequence[int]], batches: Sequence[tuple[str, int]]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from treeprop_ray.config import Settings
 from treeprop_ray.engine import runtime, transport
-from treeprop_ray.engine.base import Span, State, StepReport
+from treeprop_ray.engine.base import Score, Span, State, StepReport
 from treeprop_ray.engine.driver import Driver, PlacementBusy
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
 from treeprop_ray.placement import Cluster, Plan
@@ -37,8 +37,12 @@ class RecoveringEngine(ABC):
 
     driver: Driver
 
-    def __init__(self, settings: Settings, tree: Tree, owns_ray: bool) -> None:
+    def __init__(
+        self, settings: Settings, tree: Tree, splits: Mapping[str, int], owns_ray: bool
+    ) -> None:
+        """`splits`: how many evaluation batches each split has."""
         self.settings, self.tree, self.owns_ray = settings, tree, owns_ray
+        self.splits = splits
         self.point: tuple[int, Any] = (0, None)  # (step, states by actor); None: as built
         self.pending: tuple[int, list[Any]] | None = None  # a point that is under way
         self.journal: dict[int, bool] = {}  # steps submitted since the point -> report
@@ -52,6 +56,21 @@ class RecoveringEngine(ABC):
     @abstractmethod
     def _start(self, made: Plan) -> None:
         """Make the actors of a plan and their driver."""
+
+    @abstractmethod
+    def _score(
+        self, paths: Mapping[str, Sequence[int]], batches: Sequence[tuple[str, int]]
+    ) -> dict[str, Score]:
+        """Score paths on some evaluation batches, on the actors."""
+
+    def score(self, paths: Mapping[str, Sequence[int]], split: str) -> dict[str, Score]:
+        batches = [(split, i) for i in range(self.splits[split])]
+        scores: dict[str, Score] = self._guarded(lambda: self._score(paths, batches))
+        return scores
+
+    def clean_loss(self, path: Sequence[int], step: int) -> float:
+        scores: dict[str, Score] = self._guarded(lambda: self._score({"": path}, [("step", step)]))
+        return scores[""].loss
 
     # -- steps and state ------------------------------------------------------------------------
 

@@ -196,8 +196,8 @@ class TimeRayEngine(RecoveringEngine):
         splits: Mapping[str, int],
         owns_ray: bool,
     ) -> None:
-        self.shape, self.optimizer, self.splits = shape, optimizer, splits
-        super().__init__(settings, Tree(2**settings.time.depth), owns_ray)
+        self.shape, self.optimizer = shape, optimizer
+        super().__init__(settings, Tree(2**settings.time.depth), splits, owns_ray)
 
     def _plan(self, settings: Settings, cluster: Cluster) -> Plan:
         return plan_time(settings, cluster)
@@ -216,7 +216,6 @@ class TimeRayEngine(RecoveringEngine):
                 calls=tuple(c for c in calls if c.host == index),
                 total=s.batch,
                 pieces=s.microbatches,
-                clip=clip,
                 direct=s.transport != "store",
                 threads=s.threads,
                 keep_spans=(4 * s.microbatches + 1) * s.timeline_steps,
@@ -224,15 +223,6 @@ class TimeRayEngine(RecoveringEngine):
             for index, name in enumerate(made.names)
         ]
         self.driver = Driver(made, roles, calls, clip, s.in_flight, s.transport, s.wave_timeout)
-
-    def score(self, paths: Mapping[str, Sequence[int]], split: str) -> dict[str, Score]:
-        batches = [(split, i) for i in range(self.splits[split])]
-        scores: dict[str, Score] = self._guarded(lambda: self._score(paths, batches))
-        return scores
-
-    def clean_loss(self, path: Sequence[int], step: int) -> float:
-        scores: dict[str, Score] = self._guarded(lambda: self._score({"": path}, [("step", step)]))
-        return scores[""].loss
 
     def _score(
         self, paths: Mapping[str, Sequence[int]], batches: Sequence[tuple[str, int]]
