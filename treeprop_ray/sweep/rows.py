@@ -24,8 +24,8 @@ from treeprop_ray.sweep.space import show
 Row = dict[str, str]  # as in the file: everything is text
 FIRST = ["run", "status", "protocol", "epochs", "seed"]
 LAST = [
-    "wall_seconds", "commit", "date", "cores", "cpu", "gpus", "torch", "ray", "data", "samples",
-    "base", "error", "sweep_command", "command",
+    "wall_seconds", "commit", "date", "cores", "cpu", "gpus", "torch", "ray", "data", "base",
+    "error", "sweep_command", "command",
 ]  # fmt: skip
 
 
@@ -79,7 +79,6 @@ def row_of(trial: Trial, sweep: Sweep) -> Row | None:
         hardware, versions = summary["hardware"], summary["versions"]
         row.update(
             epochs=show(float(summary["epochs"])),
-            samples=round(summary["samples_seen"] / summary["epochs"]),
             wall_seconds=summary["wall_seconds"],
             commit=summary["commit"],
             date=summary["date"],

@@ -211,18 +211,12 @@ def _notes(section: Section) -> list[str]:
                 for r in finished
             )
         )
-        notes.append(f"Data: {', '.join(dict.fromkeys(map(_data, finished)))}. "
+        notes.append(f"Data: {', '.join(_distinct(section, 'data', FINISHED))}. "
                      f"Training time of all runs together {clock(seconds)}.")  # fmt: skip
         torch, ray = (", ".join(_distinct(section, k, FINISHED)) for k in ("torch", "ray"))
         notes.append(f"Commit {commits}, {when} UTC, {hardware}, torch {torch}, ray {ray}.")
     notes += [f"Command: `{command}`" for command in section.commands]
     return [f"{note}  " for note in notes]
-
-
-def _data(row: Row) -> str:
-    """The data set, and how many samples an epoch had: a subset shows."""
-    size = f" ({int(row['samples']):,} training samples an epoch)" if "samples" in row else ""
-    return row["data"] + size
 
 
 def _distinct(section: Section, key: str, status: str) -> list[str]:
