@@ -40,10 +40,11 @@ COUNTS = {  # settings x seeds
     "mnist_grid": 2 * 3 * 2,
     "mnist_table": 3 * 3 * 3 * 3,
     "noise_scale": 7 * 2 * 3,
-    "classification": 3 * 3,
+    "classification": 6 * 3,
     "objective": 3 * 3,
     "split_rule": 3 * 2 * 3,
     "tt_depth": 8 * 2 * 2 + 8 * 2,
+    "vit_study": 15,
 }
 TINY = """
 title: tiny

@@ -149,6 +149,23 @@ def test_a_stopped_run_goes_on_with_the_same_masks_and_pictures(method: str) -> 
         assert all(torch.equal(mine[k], v) for k, v in theirs.items())
 
 
+def test_chain_lr_is_for_the_chains_blocks_alone() -> None:
+    """One step of SGD: their change is multiplied, that of stem, head and auxiliary blocks not."""
+    words = [*TINY, "model.blocks=3", "optimizer=sgd", "momentum=0", "weight_decay=0"]
+    samples = data.load(config.load(words))
+
+    def change(factor: float) -> dict[str, torch.Tensor]:
+        engine = local.build(config.load([*words, f"chain_lr={factor}"]), samples, 1)
+        before = engine.state()[0]
+        engine.step(0, report=False)
+        return {name: value - before[name] for name, value in engine.state()[0].items()}
+
+    plain, faster = change(1), change(3)
+    for name, moved in plain.items():
+        expected = 3 * moved if name.split("/")[0] in ("0-1", "1-2", "2-3") else moved
+        torch.testing.assert_close(faster[name], expected, rtol=1e-3, atol=1e-6, msg=name)
+
+
 @pytest.mark.parametrize("method", ["tree", "bp"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_the_loss_falls(method: str, precision: str) -> None:

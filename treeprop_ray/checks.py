@@ -61,6 +61,11 @@ def check(settings: Any) -> None:
             f"probe.every={settings.probe.every}: compares TreeProp over blocks with "
             f"backpropagation; method={settings.method} model.name={settings.model.name} needs 0"
         )
+    if settings.chain_lr != 1 and (settings.method != "tree" or recurrent(settings)):
+        raise UserError(
+            f"chain_lr={settings.chain_lr}: tells chain from auxiliary blocks of a tree; "
+            f"method={settings.method} model.name={settings.model.name} needs 1"
+        )
     check_baselines(settings)
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":
