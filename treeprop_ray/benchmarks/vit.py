@@ -21,7 +21,7 @@ RAY = {
 NOTE = (
     "The experiment `cifar10_vit` as it is (width 240, seven blocks and the head, 64 tokens, "
     "RandAugment, dropout, clipping), on the real CIFAR-10 images of `data.root`; the first step "
-    "is not counted. One candidate after the other, and local and Ray in commands of their own: the "
+    "is not counted. One candidate after the other, local and Ray in commands of their own: the "
     "ratios are rougher than those of [bench_step_ray](bench_step_ray.md). waiting for data: the "
     "share of the step time in which the boundary makes the batch (crop, flip, RandAugment) and "
     "the blocks wait for it."
