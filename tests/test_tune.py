@@ -99,7 +99,7 @@ def test_a_shipped_space_expands_to_valid_trials(name: str, tmp_path: Path) -> N
 def test_the_order_of_keys_in_a_grid_changes_no_name(tmp_path: Path) -> None:
     """Tune's worker builds a trial from the axes; the plan builds it from the grid."""
     path = tmp_path / "two.yaml"
-    path.write_text("base: digits\nspace: [{lr: [1], alpha: [1]}, {alpha: [0.5], lr: [2]}]\n")
+    path.write_text("base: digits\nspace: [{lr: [1], clip: [1]}, {clip: [2], lr: [2]}]\n")
     sweep = resolve(str(path), "", [], None, str(tmp_path))
     for trial in sweep.trials():
         again = sweep.trial({k: trial.point[k] for k in sweep.space.axes}, trial.seed)
