@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -201,7 +202,14 @@ def test_adaptive_ends_are_the_shortest_and_the_full_path(command: Command, run:
     assert (rows[2][1], rows[2][3]) == (accuracy["full"], "10.00")
     assert 1 <= float(rows[1][3]) <= 10
     assert (run / "figures" / "adaptive.png").stat().st_size > 1000
-    assert command("evaluate", f"run={run}", "mode=adaptive", "threshold=0.9").code == 0
+    stored = command("evaluate", f"run={run}", "mode=adaptive", "threshold=0.9", f"out={run}/t")
+    assert stored.code == 0
+    with (run / "t" / "adaptive.csv").open(newline="") as f:
+        (line,) = csv.DictReader(f)
+    shares = [float(value) for key, value in line.items() if key.startswith("leave at")]
+    assert line["threshold"] == "0.9" and sum(shares) == pytest.approx(100)
+    page = (run / "t" / "adaptive.md").read_text()
+    assert "Run: `python -m treeprop_ray.train" in page and (run / "t" / "adaptive.png").is_file()
 
 
 def test_threshold_one_is_the_full_path_even_for_saturated_logits() -> None:
@@ -242,6 +250,7 @@ def test_blocks_run_count_shared_beginnings_once(N: int, blocks: tuple[int, ...]
         (["mode=adaptive", "threshold=nan"], ["threshold=nan", "[0, 1]"]),
         (["mode=adaptive", "path=full"], ["path=full", "spine"]),
         (["threshold=0.5"], ["threshold=0.5", "mode=adaptive"]),
+        (["out=results"], ["out=results", "mode=adaptive"]),
         (["mode=early"], ["mode=early", "paths, adaptive"]),
     ],
 )
