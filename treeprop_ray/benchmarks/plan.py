@@ -179,7 +179,9 @@ def emulated(N: int, t: float, hop: float, chain: bool) -> float:
 
     tree = Tree(N)
     rule, layout = Rule(objective="node_all_ce"), replace(pack(tree, HOSTS), one_machine=True)
-    calls = one_chain_step(HOSTS, True) if chain else one_step(tree, rule, layout, True)
+    calls = (
+        one_chain_step(HOSTS, True) if chain else one_step(tree, rule, layout, True, gathered=False)
+    )
     return price(calls, HOSTS, cost, lambda _: 4.0, LINKS[-1], Runtime(hop, SUBMIT)).seconds
 
 

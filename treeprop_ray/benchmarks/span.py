@@ -128,7 +128,11 @@ class Emulation:
         """A TreeProp step with N blocks of t seconds."""
         tree = Tree(N)
         calls = one_step(
-            tree, Rule(objective="node_all_ce"), replace(pack(tree, HOSTS), one_machine=True), True
+            tree,
+            Rule(objective="node_all_ce"),
+            replace(pack(tree, HOSTS), one_machine=True),
+            True,
+            gathered=False,  # a host stands for many devices, which wait for each other's levels
         )
         return self.seconds(calls, partial(EmulatedHost, t, counting, 0), runs=7)
 
