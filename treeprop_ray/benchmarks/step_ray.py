@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,13 +22,14 @@ from treeprop_ray.engine.ray import RayEngine
 from treeprop_ray.models import blueprint
 from treeprop_ray.network import STEM
 from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.rule import Rule
+from treeprop_ray.rule import Rule, cut
 from treeprop_ray.tree import Tree
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings
 
 BASE = ["experiment=cifar10_vit", "batch=32", "model.dropout=0", "data.augment=none", "device=cpu"]
+APART = "2 processes apart, a step each"
 PACKED = ["engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.3"]
 
 
@@ -68,73 +69,139 @@ def launch(settings: Settings) -> RayEngine:
     return distributed.launch(job_of(settings), settings)
 
 
-def run(bench: BenchSettings) -> None:
-    """One thread and two threads locally, two packed actors with one thread each, BP."""
-    steps = max(2, bench.steps // 8)
-    engines: dict[str, RayEngine] = {}
-    busy: dict[str, list[float]] = {}
-    work: dict[str, Callable[[], None]] = {}
-    clock = iter(range(1_000_000))
+class Lone:
+    """A process that trains alone, with one thread."""
 
-    def local_steps(words: list[str], threads: int) -> Callable[[], None]:
+    def __init__(self) -> None:
+        self.engine = local.build(config.load(BASE), random_images(), 1000)
+        torch.set_num_threads(1)
+
+    def train(self, steps: int) -> None:
+        """So many steps."""
+        for step in range(steps):
+            self.engine.step(step, report=False)
+
+
+class Candidates:
+    """What is timed: functions that do `steps` steps, and what the actors tell about them."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.clock = steps, iter(range(1_000_000))
+        self.work: dict[str, Callable[[], None]] = {}
+        self.engines: dict[str, RayEngine] = {}
+        self.busiest: dict[str, list[float]] = {}  # seconds of compute per step
+        self.idle: dict[str, list[float]] = {}  # the rest of the step
+        self.lone: list[Any] = []
+
+    def add_local(self, name: str, words: list[str], threads: int) -> None:
+        """In this process."""
         engine = local.build(config.load([*BASE, *words]), random_images(), 1000)
 
         def go() -> None:
             torch.set_num_threads(threads)
-            for _ in range(steps):
-                engine.step(next(clock), report=False)
+            for _ in range(self.steps):
+                engine.step(next(self.clock), report=False)
 
-        return go
+        self.work[name] = go
 
-    def ray_steps(name: str, words: list[str]) -> Callable[[], None]:
-        engine = engines[name] = launch(config.load([*BASE, *PACKED, *words]))
-        busy[name] = []
+    def add_ray(self, name: str, words: list[str]) -> None:
+        """On two packed hosts."""
+        engine = self.engines[name] = launch(config.load([*BASE, *PACKED, *words]))
+        self.busiest[name], self.idle[name] = [], []
 
         def go() -> None:
             engine.usage()
             began = time.perf_counter()
-            for _ in range(steps):
-                engine.step(next(clock), report=False)
+            for _ in range(self.steps):
+                engine.step(next(self.clock), report=False)
             engine.reports()
             wall = time.perf_counter() - began
             busiest = max(seconds for seconds, _, _ in engine.usage())
-            busy[name].append((wall - busiest) / steps)
+            self.busiest[name].append(busiest / self.steps)
+            self.idle[name].append((wall - busiest) / self.steps)
 
-        return go
+        self.work[name] = go
 
-    work["local, 1 thread"] = local_steps([], 1)
-    work["local, 2 threads"] = local_steps([], 2)
-    work["BP, 2 threads"] = local_steps(["method=bp"], 2)
-    try:
-        for m in (1, 2, 4):
-            name = f"2 actors, {m} micro-batch{'es' if m > 1 else ''}"
-            work[name] = ray_steps(name, [f"microbatches={m}"])
-        seconds = in_turn(work, bench.rounds)
-        rows = []
-        for name in work:
-            row: dict[str, object] = {
-                "step": name,
-                "ms (median)": 1000 * statistics.median(seconds[name]) / steps,
-                "speed-up over local, 1 thread": 1 / ratio(seconds, name, "local, 1 thread"),
-                "overhead (ms)": "", "calls per step": "", "MB moved per step": "",
-            }  # fmt: skip
-            if name in engines:
-                engine = engines[name]
-                engine.usage()
-                engine.step(next(clock), report=False)
-                moved = sum(sent for _, sent, _ in engine.usage())
-                row["overhead (ms)"] = 1000 * statistics.median(busy[name])
-                row["calls per step"] = engine.driver.calls_per_step
-                row["MB moved per step"] = moved / 1e6
-            rows.append(row)
-    finally:
-        for engine in reversed(list(engines.values())):
+    def add_lone(self, name: str, count: int = 2) -> None:
+        """Processes that have nothing to do with each other: what the cores can do at best."""
+        import ray
+
+        self.lone = [ray.remote(num_cpus=0.3)(Lone).remote() for _ in range(count)]
+        self.work[name] = lambda: ray.get([a.train.remote(self.steps) for a in self.lone])
+
+    def close(self) -> None:
+        """End all actors."""
+        import ray
+
+        for actor in self.lone:
+            ray.kill(actor)
+        for engine in reversed(list(self.engines.values())):
             engine.close()
+
+    def moved(self, engine: RayEngine) -> float:
+        """MB that one step sends from actor to actor."""
+        engine.usage()
+        engine.step(next(self.clock), report=False)
+        return sum(sent for _, sent, _ in engine.usage()) / 1e6
+
+
+CUTS = {  # rows of the table -> settings
+    "2 actors": [],
+    "2 actors, 2 micro-batches": ["microbatches=2"],
+    "2 actors, 4 micro-batches": ["microbatches=4"],
+    "2 actors, tapering": ["microbatches=3", "taper=0.2"],
+}
+
+
+def run(bench: BenchSettings) -> None:
+    """One thread and two threads locally, BP, two packed actors with one thread each."""
+    timed = Candidates(max(2, bench.steps // 4))
+    timed.add_local("local, 1 thread", [], 1)
+    timed.add_local("local, 2 threads", [], 2)
+    timed.add_local("BP, 2 threads", ["method=bp"], 2)
+    try:
+        for name, words in CUTS.items():
+            timed.add_ray(name, words)
+        timed.add_lone(APART)
+        seconds = in_turn(timed.work, bench.rounds)
+        rows = [row_of(name, timed, seconds) for name in timed.work]
+    finally:
+        timed.close()
+    apart, single = seconds[APART], seconds["local, 1 thread"]
+    both = statistics.median(2 * b / a for a, b in zip(apart, single, strict=True))
     notes = [
         "Real compute: ViT blocks of width 240 (six heads, MLP ratio 2), 64 tokens, batch 32, "
-        "N = 8, random images. Actors: two packed hosts with one torch thread each. Overhead: "
-        "wall time of a step minus the compute of the busiest actor (which includes that actor's "
-        "waiting for the other one's levels). Candidates timed in turn, "
-        f"{bench.rounds} rounds of {steps} steps; medians.",
+        "N = 8, random images. Actors: two packed hosts with one torch thread each; the busiest "
+        "has 6 of the 11 blocks. Overhead: wall time of a step minus the busiest actor's compute: "
+        "its waiting for the other, Ray's calls, tensors on their way. Candidates timed in turn, "
+        f"{bench.rounds} rounds of {timed.steps} steps; medians, speed-ups round by round.",
+        "",
+        f"`{APART}`: two processes that do not know of each other, each with the whole network "
+        f"and one thread, so two steps are done; their speed-up counts both. They did {both:.2f} "
+        "times the work of one process in the same time, so two actors, of which one has 6 of 11 "
+        f"blocks, could reach {both * 11 / 12:.2f} at best in this run.",
     ]
     print(write_table(bench.out, "bench_step_ray", "Step time, two actors", rows, notes))
+
+
+def row_of(name: str, timed: Candidates, seconds: dict[str, list[float]]) -> dict[str, object]:
+    """One line of the table."""
+    done = 2 if name == APART else 1  # steps in that time
+    row: dict[str, object] = {
+        "step": name,
+        "samples": 32,
+        "ms (median)": 1000 * statistics.median(seconds[name]) / timed.steps,
+        "speed-up over local, 1 thread": done / ratio(seconds, name, "local, 1 thread"),
+        "busiest actor (ms)": "", "overhead (ms)": "", "calls per step": "",
+        "MB moved per step": "",
+    }  # fmt: skip
+    if name in timed.engines:
+        engine = timed.engines[name]
+        settings = engine.settings
+        pieces = cut(0, settings.batch, settings.microbatches, settings.taper)
+        row["samples"] = " + ".join(str(len(piece.places)) for piece in pieces)
+        row["busiest actor (ms)"] = 1000 * statistics.median(timed.busiest[name])
+        row["overhead (ms)"] = 1000 * statistics.median(timed.idle[name])
+        row["calls per step"] = engine.driver.calls_per_step
+        row["MB moved per step"] = timed.moved(engine)
+    return row
