@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treeprop_ray.chain_schedule import one_chain_step
 from treeprop_ray.placement import pack
 from treeprop_ray.rule import Rule, cut
-from treeprop_ray.schedule import Call, Layout, one_chain_step, one_piece, one_step
+from treeprop_ray.schedule import Call, Layout, one_piece, one_step
 from treeprop_ray.tree import Tree
 
 

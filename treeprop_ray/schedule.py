@@ -293,31 +293,3 @@ def one_step(
     2D pieces are ever between their forward and their backward."""
     waves = [one_piece(tree, rule, layout, stem_trains, m, gathered) for m in range(pieces)]
     return interleave(waves, stride=3)
-
-
-def one_chain_step(stages: int, stem_trains: bool, pieces: int = 1) -> list[Call]:
-    """The calls of a backpropagation step over a chain of stages, one host each (GPipe).
-
-    Stage 0 opens the batch and hands the labels to the last stage; that one has the head and goes
-    forward and backward in one call.
-    """
-
-    def piece_waves(m: int) -> list[Wave]:
-        last = stages - 1
-        waves: list[Row] = []
-        for k in range(stages):
-            opening = [Op("open", 0, (), ("z0", "y"))] if k == 0 else []
-            ahead = [Op("ahead", k, (f"z{k}",), (f"z{k + 1}",))]
-            back = [
-                Op("head", k, (f"z{k + 1}", "y"), (f"a{k + 1}",)),
-                Op("back", k, (f"a{k + 1}",), (f"a{k}",)),
-            ]
-            waves.append((k, "forward", k, {k: opening + ahead + (back if k == last else [])}))
-        for k in range(last - 1, -1, -1):
-            ops = [Op("back", k, (f"a{k + 1}",), (f"a{k}",))]
-            waves.append((2 * last - k, "backward", k, {k: ops}))
-        if stem_trains:
-            waves[-1][3][0].append(Op("close", 0, ("a0",)))
-        return make_calls(waves, m)
-
-    return interleave([piece_waves(m) for m in range(pieces)], stride=1)

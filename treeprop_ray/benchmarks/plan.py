@@ -32,10 +32,11 @@ from treeprop_ray.benchmarks.cost_model import (
     tree_memory,
     tree_step,
 )
+from treeprop_ray.chain_schedule import one_chain_step
 from treeprop_ray.errors import UserError
 from treeprop_ray.placement import pack
 from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import Call, one_chain_step, one_step
+from treeprop_ray.schedule import Call, one_step
 from treeprop_ray.tree import Tree
 
 if TYPE_CHECKING:

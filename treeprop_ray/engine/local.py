@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from treeprop_ray.chain import ChainHost
+from treeprop_ray.chain_schedule import one_chain_step
 from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches, DataSet
 from treeprop_ray.engine.base import Score, Span, State, StepReport, score_paths
@@ -17,7 +18,7 @@ from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.probe_row import combine
 from treeprop_ray.probe_schedule import probe_calls
 from treeprop_ray.rule import Rule, cut
-from treeprop_ray.schedule import Layout, one_chain_step, one_step
+from treeprop_ray.schedule import Layout, one_step
 from treeprop_ray.tree import Tree
 
 
