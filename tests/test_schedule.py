@@ -181,10 +181,10 @@ def test_in_flight_pieces_are_bounded_by_the_depth(
 
 @settings(max_examples=100, deadline=None)
 @given(cases(), st.integers(1, 6))
-def test_the_head_meets_levels_and_pieces_in_the_same_order_everywhere(
+def test_head_and_stem_meet_levels_and_pieces_in_the_same_order_everywhere(
     case: tuple[Tree, Rule, Layout, bool], pieces: int
 ) -> None:
-    """So its gradients add up in the same order, and placement does not change a bit.
+    """So gradients of weights that they share add up in the same order, to the bit.
 
     The spine lives either with the boundary or away from it, never partly (placement.py).
     """
@@ -197,7 +197,7 @@ def test_the_head_meets_levels_and_pieces_in_the_same_order_everywhere(
 
     def order(layout: Layout) -> list[tuple[int, int]]:
         calls = one_step(tree, rule, layout, stem_trains, pieces)
-        return [(c.piece, op.n) for c in calls for op in c.ops if op.verb == "head"]
+        return [(c.piece, op.n) for c in calls for op in c.ops if op.verb in ("head", "close")]
 
     assert order(layout) == order(Layout.single(tree))
 

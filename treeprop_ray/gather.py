@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def gather(rows: list[Row]) -> list[Row]:
     """Move the ops of a node into its host's call before, if that sends nothing and has all that
-    they read. The head's ops keep their clock: it must meet levels and pieces in one order,
-    wherever the nodes live."""
+    they read. Head and stem keep their clock: they may share weights, whose gradients must be
+    summed in one order, wherever the nodes live."""
     readers: dict[str, set[int]] = {}
     for *_, by_host in rows:
         for host, ops in by_host.items():
@@ -46,7 +46,8 @@ def gather(rows: list[Row]) -> list[Row]:
                 mine = list(group)
                 made = {name for op in mine for name in op.writes}
                 here = {name for op in mine for name in op.reads} <= have | made
-                if call is not None and goes_on and here and all(op.verb != "head" for op in mine):
+                free = all(op.verb not in ("head", "close") for op in mine)
+                if call is not None and goes_on and here and free:
                     call += mine
                     have |= made
                 else:

@@ -130,8 +130,15 @@ class Flow:
 
     def backward(self, node: Node) -> list[Op]:
         ops = [Op("backward", node.n, self.awaits(node), self.hands_up(node))]
-        at_root = node is self.tree.root and self.at[node.n] == self.boundary
-        return ops + self.close() if at_root else ops
+        return ops + self.close() if node is self.tree.root and self.closes_with_root else ops
+
+    @property
+    def closes_with_root(self) -> bool:
+        """Whether the stem goes back in the root's call; not with a root that went back long ago,
+        since the heads of finer levels come first (`one_piece`)."""
+        root = self.tree.root
+        last = bool(self.awaits(root)) or root.is_leaf
+        return last and self.at[root.n] == self.boundary
 
     def open(self) -> list[Op]:
         return [Op("open", 0, (), ("z0",))]
@@ -186,11 +193,10 @@ def one_piece(
     """The waves of one piece, in order; `gathered`: in fewer calls where hosts have many nodes.
 
     The clock of a wave does not depend on the layout (a level takes three ticks: forward, head,
-    settle), so the head meets levels and pieces in the same order wherever the nodes live.
+    settle), so head and stem meet levels and pieces in the same order wherever the nodes live.
     """
     flow = Flow(tree, rule, layout, stem_trains)
     at, boundary, D = layout.host_of, layout.boundary, tree.depth
-    root_here = at[tree.root.n] == boundary
     # Who begins with z_0 in another host must not wait for the root: the stem has its own call.
     stem_alone = any(at[node.n] != boundary for node in tree.nodes.values() if node.l == 0)
     waves: list[Row] = []
@@ -223,8 +229,8 @@ def one_piece(
         rows = [(at[node.n], flow.phases(node)) for node in tree.level(s)]
         clock = 3 * (2 * D - min(s, D - 1)) - 2  # meets the next piece's forward and goes first
         wave(clock, "backward", s, [(h, ops.backward) for h, ops in rows])
-    if not root_here:
-        wave(6 * D, "stem_backward", 0, [(boundary, flow.close())])
+    if not flow.closes_with_root:
+        wave(clock, "stem_backward", 0, [(boundary, flow.close())])
     return make_calls(gather(waves) if gathered else waves, piece, layout.one_machine)
 
 
