@@ -143,8 +143,8 @@ wave`: the most that all actors together send after one level.""",
 CHECK = [
     "Predicted: the cost model with blocks that sleep (span) or whose price is that of one process "
     "(ViT). Ray's time from call to call is fitted to one row and used in all others. Measured: "
-    "bench_span.csv and bench_step_ray.csv in this folder. The model knows no noise and no sharing "
-    "of cores, so it errs on the fast side.",
+    "bench_span.csv and bench_step_ray.csv in this folder. The model knows no noise, no sharing of "
+    "cores and no update, so with long blocks it errs on the fast side.",
 ]
 
 # -- the model against what was measured here ------------------------------------------------------
