@@ -61,10 +61,6 @@ def check(settings: Any) -> None:
             f"probe.every={settings.probe.every}: compares TreeProp over blocks with "
             f"backpropagation; method={settings.method} model.name={settings.model.name} needs 0"
         )
-    if settings.probe.every and settings.data.validation == 0:
-        raise UserError(
-            f"probe.every={settings.probe.every}: needs held-out samples, data.validation > 0"
-        )
     if settings.chain_lr != 1 and recurrent(settings):
         raise UserError(
             f"chain_lr={settings.chain_lr}: is for trees over blocks; through time use time.recipe"
