@@ -66,6 +66,10 @@ def check(settings: Any) -> None:
             f"probe.every={settings.probe.every}: compares TreeProp over blocks with "
             f"backpropagation; method={settings.method} model.name={settings.model.name} needs 0"
         )
+    if settings.chain_lr != 1 and recurrent(settings):
+        raise UserError(
+            f"chain_lr={settings.chain_lr}: is for trees over blocks; through time use time.recipe"
+        )
     check_baselines(settings)
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":

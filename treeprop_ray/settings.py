@@ -217,6 +217,11 @@ class Settings:
     batch: int = opt(64, "batch size", low=1)
     optimizer: str = opt("adamw", "optimizer of every block", choices=["adamw", "adam", "sgd"])
     lr: float = opt(1e-3, "learning rate", above=0)
+    chain_lr: float = opt(
+        1.0,
+        "tree: learning rate of the deployed chain's blocks (not stem and head) over lr",
+        above=0,
+    )
     weight_decay: float = opt(0.01, "weight decay", low=0)
     momentum: float = opt(0.9, "momentum (sgd only)", low=0, high=1)
     schedule: str = opt(
