@@ -42,6 +42,9 @@ class Model:
         low=0,
         high=0.9,
     )
+    init_std: float = opt(
+        0.02, "gpt: deviation of the initial weights; GPT-2's 0.02 is for widths from 768", above=0
+    )
     output_block: bool = opt(
         False,
         "gpt: the last of the blocks is part of the head, so N = blocks and short paths end in it",
