@@ -306,7 +306,7 @@ def test_table_says_what_the_rows_say() -> None:
     ("words", "says"),
     [
         (["method=bp", "probe.every=5"], "probe.every=5"),
-        (["data.validation=0", "probe.every=5"], "data.validation"),
+        (["data.validation=0"], "data.validation=0.0: must be greater than 0"),
         (["probe.every=-1"], "probe.every=-1"),
         (["probe.draw=3"], "did you mean probe.draws"),
     ],

@@ -11,6 +11,7 @@ from conftest import Result
 from treeprop_ray import config
 from treeprop_ray.sweep import index, rows, table
 from treeprop_ray.sweep.plan import Sweep, Trial
+from treeprop_ray.sweep.space import load_space, shipped
 from treeprop_ray.tune import sweep_of_command
 
 Command = Callable[..., Result]
@@ -41,6 +42,7 @@ REPORT = """\
 
 test accuracy (%) of full; mean ± sample standard deviation over seeds 1, 2. 3 of 6 runs.  
 Paper: another network. Other data and network than ours: compare the pattern.  
+Settings besides the base's: `epochs=2` `model.activation=tanh`.  
 Data: digits. Training time of all runs together 0:06.  
 Commit abc, 2026-01-02 03:04 UTC, 2 cores, a CPU, torch 1, ray 2.  
 Command: `python -m treeprop_ray.tune sweep={sweep}`  
@@ -154,6 +156,24 @@ def test_committed_tables_follow_from_the_committed_rows(name: str) -> None:
     for row in stored:
         assert {"command", "sweep_command", "epochs", "seed"} <= row.keys()
         assert row["status"] != "finished" or {"commit", "wall_seconds", "date"} <= row.keys()
+
+
+def test_every_shipped_sweep_with_figures_of_the_paper_has_a_place_in_the_index() -> None:
+    answered = [name for item in index.paper_items(RESULTS) for name in item.pages]
+    for name in shipped():
+        if load_space(name).paper:
+            assert f"{name}*" in answered, name
+
+
+def test_the_index_shows_our_table_beside_the_papers_figures(tmp_path: Path) -> None:
+    for kind in ("md", "csv"):
+        shutil.copy(RESULTS / f"alpha_beta.{kind}", tmp_path)
+    text = index.index_of(tmp_path)
+    section = text.partition("### Table: alpha and beta")[2].partition("\n### ")[0]
+    assert "| paper, beta=0 " in section and "13.38 ± 0.18" in section
+    assert "Command: `python -m treeprop_ray.tune sweep=alpha_beta`" in section
+    other = text.partition("### Table: objective by path")[2].partition("\n### ")[0]
+    assert "Not run here." in other and "make reproduce TABLE=objective" in other
 
 
 def test_the_committed_index_is_up_to_date() -> None:

@@ -61,10 +61,6 @@ def check(settings: Any) -> None:
             f"probe.every={settings.probe.every}: compares TreeProp over blocks with "
             f"backpropagation; method={settings.method} model.name={settings.model.name} needs 0"
         )
-    if settings.probe.every and settings.data.validation == 0:
-        raise UserError(
-            f"probe.every={settings.probe.every}: needs held-out samples, data.validation > 0"
-        )
     check_baselines(settings)
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":

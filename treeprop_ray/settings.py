@@ -59,7 +59,7 @@ class Data:
     )
     root: str | None = opt(None, "folder laid out like the Hugging Face hub; else $TREEPROP_DATA")
     validation: float = opt(
-        0.1, "share of the train split held out; WikiText has its own validation", low=0, high=0.9
+        0.1, "share of the train split held out; WikiText has its own validation", above=0, high=0.9
     )
     limit: int = opt(0, "use only the first so many training samples; 0 = all", low=0)
     augment: str = opt(

@@ -146,10 +146,6 @@ class Batches:
     def held_out(self, k: int) -> tuple[Tensor, Tensor]:
         """The k-th batch of the validation split in its own order, over and over."""
         held = self.data.validation
-        if not len(held):
-            raise UserError(
-                "data.validation=0: the probe needs held-out samples; a share greater than 0"
-            )
         part = held.take((torch.arange(self.batch) + k * self.batch) % len(held))
         return self.data.inputs(part.x), part.y.long()
 
@@ -164,7 +160,7 @@ class Batches:
 def hold_out(train: Split, share: float, limit: int) -> tuple[Split, Split]:
     """Cut (train, validation) out of a train split; the same cut for every seed of a run."""
     order = torch.randperm(len(train), generator=generator(0, "hold out"))
-    held = round(share * len(train))
+    held = max(1, round(share * len(train)))
     kept = order[held:].sort().values
     return train.take(kept[:limit] if limit else kept), train.take(order[:held].sort().values)
 

@@ -136,9 +136,13 @@ def loggers(settings: TuneSettings, name: str) -> list[Any]:
             made.append(WandbLoggerCallback(project=settings.wandb, group=name))
         key = f"mlflow={settings.mlflow}"
         if settings.mlflow:
-            import mlflow  # noqa: F401
+            import mlflow
             from ray.air.integrations.mlflow import MLflowLoggerCallback
 
+            try:
+                mlflow.MlflowClient(settings.mlflow).search_experiments(max_results=1)
+            except Exception as e:
+                raise UserError(f"{key}: {(str(e).splitlines() or [repr(e)])[0]}") from e
             made.append(MLflowLoggerCallback(tracking_uri=settings.mlflow, experiment_name=name))
     except ImportError as e:
         extra = key.partition("=")[0]
