@@ -111,9 +111,9 @@ def test_the_lookahead_over_hosts_is_the_local_one(depth: int, pieces: int) -> N
 
 
 @pytest.mark.parametrize("words", [
-    ["clip=0", "time.sweeps=2"], ["clip=0.05", "microbatches=2", "model.name=elman"],
+    ["clip=0", "time.sweeps=2"],
     ["clip=0.05", "time.sweeps=2", "time.shards=2", "precision=float64"],
-    ["clip=0.05", "time.depth=3", "time.recipe=lookahead"],
+    ["clip=0.05", "microbatches=2", "model.name=elman", "time.depth=3", "time.recipe=lookahead"],
 ])  # fmt: skip
 def test_depths_as_actors_are_bitwise_the_local_engine(cluster: None, words: list[str]) -> None:
     words = ["experiment=digits_gru", "model.hidden=8", "time.depth=2", "batch=32", *words]
