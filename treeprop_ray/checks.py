@@ -184,6 +184,10 @@ def check_shards(time: Time) -> None:
         raise UserError(
             f"time.shards={shards}: a power of 2, at most {nodes} (the nodes of the finest depth)"
         )
+    if shards > 1 and time.recipe == "lookahead":
+        raise UserError(
+            f"time.shards={shards}: time.recipe=lookahead has one actor per depth; use 1"
+        )
     if shards > 1 and time.sweeps // 2 > nodes // shards:
         raise UserError(
             f"time.shards={shards}: a window of {nodes // shards} nodes is shorter than what "
