@@ -209,7 +209,7 @@ def test_adaptive_ends_are_the_shortest_and_the_full_path(command: Command, run:
     shares = [float(value) for key, value in line.items() if key.startswith("leave at")]
     assert line["threshold"] == "0.9" and sum(shares) == pytest.approx(100)
     page = (run / "t" / "adaptive.md").read_text()
-    assert "Run: `python -m treeprop_ray.train" in page and (run / "t" / "adaptive.png").is_file()
+    assert "seed 1, 2 epochs" in page and (run / "t" / "adaptive.png").is_file()
 
 
 def test_threshold_one_is_the_full_path_even_for_saturated_logits() -> None:
