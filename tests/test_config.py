@@ -34,6 +34,7 @@ Command = Callable[..., Result]
         (["alpha=0", "beta=0", "family=gaussian"], ["alpha=0 beta=0"]),
         (["sigma=0.1"], ["sigma=0.1", "Bernoulli"]),
         (["mc_samples=4"], ["mc_samples=4", "sigma=0"]),
+        (["experiment=smnist_gru_small", "chain_lr=2"], ["chain_lr=2", "time.recipe"]),
         (["family=bernoulli", "model.activation=relu"], ["bernoulli", "sigmoid", "relu"]),
         (["microbatches=65"], ["microbatches=65", "batch=64"]),
         (["taper=0.5", "method=bp"], ["taper=0.5", "method=bp", "needs 1"]),

@@ -66,6 +66,10 @@ def check(settings: Any) -> None:
             f"probe.every={settings.probe.every}: compares TreeProp over blocks with "
             f"backpropagation; method={settings.method} model.name={settings.model.name} needs 0"
         )
+    if settings.chain_lr != 1 and recurrent(settings):
+        raise UserError(
+            f"chain_lr={settings.chain_lr}: is for trees over blocks; through time use time.recipe"
+        )
     check_baselines(settings)
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":
@@ -179,6 +183,10 @@ def check_shards(time: Time) -> None:
     if shards & (shards - 1) or shards > nodes:
         raise UserError(
             f"time.shards={shards}: a power of 2, at most {nodes} (the nodes of the finest depth)"
+        )
+    if shards > 1 and time.recipe == "lookahead":
+        raise UserError(
+            f"time.shards={shards}: time.recipe=lookahead has one actor per depth; use 1"
         )
     if shards > 1 and time.sweeps // 2 > nodes // shards:
         raise UserError(

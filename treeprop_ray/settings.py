@@ -42,6 +42,9 @@ class Model:
         low=0,
         high=0.9,
     )
+    init_std: float = opt(
+        0.02, "gpt: deviation of the initial weights; GPT-2's 0.02 is for widths from 768", above=0
+    )
     output_block: bool = opt(
         False,
         "gpt: the last of the blocks is part of the head, so N = blocks and short paths end in it",
@@ -87,8 +90,9 @@ class Time:
     recipe: str = opt(
         "paper",
         "paper: one learning rate, one gradient norm; boost: 3 lr for the deployed cell, and each "
-        "cell's gradient clipped on its own",
-        choices=["paper", "boost"],
+        "cell's gradient clipped on its own; lookahead: that, and the deployed cell also learns on "
+        "its own states, by the label that the coarser cells lead them to",
+        choices=["paper", "boost", "lookahead"],
     )
     shards: int = opt(
         1,
@@ -217,6 +221,11 @@ class Settings:
     batch: int = opt(64, "batch size", low=1)
     optimizer: str = opt("adamw", "optimizer of every block", choices=["adamw", "adam", "sgd"])
     lr: float = opt(1e-3, "learning rate", above=0)
+    chain_lr: float = opt(
+        1.0,
+        "tree: learning rate of the deployed chain's blocks (not stem and head) over lr",
+        above=0,
+    )
     weight_decay: float = opt(0.01, "weight decay", low=0)
     momentum: float = opt(0.9, "momentum (sgd only)", low=0, high=1)
     schedule: str = opt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -211,12 +212,21 @@ def _notes(section: Section) -> list[str]:
                 for r in finished
             )
         )
+        if settings := _settings(section, finished[0]):
+            notes.append(f"Settings besides the base's: {settings}.")
         notes.append(f"Data: {', '.join(_distinct(section, 'data', FINISHED))}. "
                      f"Training time of all runs together {clock(seconds)}.")  # fmt: skip
         torch, ray = (", ".join(_distinct(section, k, FINISHED)) for k in ("torch", "ray"))
         notes.append(f"Commit {commits}, {when} UTC, {hardware}, torch {torch}, ray {ray}.")
     notes += [f"Command: `{command}`" for command in section.commands]
     return [f"{note}  " for note in notes]
+
+
+def _settings(section: Section, row: Row) -> str:
+    """What the runs of a section have in common beyond the base experiment's file."""
+    known = {"experiment", "seed", "log_every", *section.space.axes}
+    words = shlex.split(row["command"])[3:]  # python -m treeprop_ray.train
+    return " ".join(f"`{w}`" for w in words if w.partition("=")[0] not in known)
 
 
 def _distinct(section: Section, key: str, status: str) -> list[str]:
