@@ -125,9 +125,10 @@ def test_written_out_slopes_are_autograds(kind: str) -> None:
     expected = {k: p.grad.clone() for k, p in cell.named_parameters() if p.grad is not None}
     cell.zero_grad()
     with torch.no_grad():
-        traced, kept = cell.trace(cell.project(x), h.detach())
-        d = torch.empty(2, B, cell.weight_ih.shape[0]).double()
-        dh = cell.slopes(kept, g, d, state=True)
+        kept = cell.room(1, B, h.detach())
+        traced = cell.trace(cell.project(x), h.detach(), kept, 0)
+        d = torch.empty(B, cell.blocks, H).double()
+        dh = cell.slopes(cell.factors(kept), kept, 0, g, d, state=True)
         cell.add_gradients(x, h.detach(), d)
     torch.testing.assert_close(traced, out.detach())
     torch.testing.assert_close(dh, h.grad)
@@ -233,14 +234,18 @@ def test_sweeps_cost_calls_of_the_deployed_cell_only_when_asked_for(
     monkeypatch: pytest.MonkeyPatch, K: int, calls: int
 ) -> None:
     """K = 0: two applications and no more. The first of several sweeps is already there."""
-    made, real = 0, GRUCell.trace
+    made = 0
 
-    def counted(self: GRUCell, p: Tensor, h: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        nonlocal made
-        made += self.inputs == S
-        return real(self, p, h)
+    def counting(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def counted(self: GRUCell, *args: object) -> Tensor:
+            nonlocal made
+            made += self.inputs == S
+            return real(self, *args)
 
-    monkeypatch.setattr(GRUCell, "trace", counted)
+        return counted
+
+    for step in ("advance", "trace"):
+        monkeypatch.setattr(GRUCell, step, counting(getattr(GRUCell, step)))
     tree_gradients(time_network("gru", 3), K)
     assert made == calls
 
@@ -338,7 +343,7 @@ def newest(folder: Path) -> checkpoint.Checkpoint:
 
 
 @pytest.mark.parametrize("words", [
-    ["method=tree", "time.sweeps=3"], ["method=tree", "time.recipe=boost", "microbatches=2"],
+    ["method=tree", "time.sweeps=3"], ["method=tree", "time.recipe=lookahead", "microbatches=2"],
     ["method=bptt", "model.name=elman"], ["method=bptt_fused", "precision=bf16"],
 ])  # fmt: skip
 def test_stop_and_resume_is_bitwise_one_run(
@@ -419,7 +424,8 @@ def test_both_cells_learn_the_digits(command: Command, tmp_path: Path) -> None:
         (["time.depth=40"], ["time.depth=40", "at most 16"]),
         (["time.sweeps=-1"], ["time.sweeps=-1", "at least 0"]),
         (["time.lambda_cons=-1"], ["time.lambda_cons=-1", "at least 0"]),
-        (["time.recipe=best"], ["time.recipe=best", "paper, boost"]),
+        (["time.recipe=best"], ["time.recipe=best", "paper, boost, lookahead"]),
+        (["time.recipe=lookahead", "time.shards=2"], ["time.shards=2", "lookahead"]),
         (["method=bp"], ["method=bp", "bptt"]),
         (["method=bptt_fused", "model.name=elman"], ["bptt_fused", "elman"]),
         (["method=bptt", "engine=ray"], ["engine=ray", "method=bptt"]),

@@ -79,9 +79,41 @@ def test_windows_of_a_depth_have_together_the_gradients_of_the_whole(
     assert dict(norms) == pytest.approx(expected.square_norms)
 
 
+@pytest.mark.parametrize(("depth", "pieces"), [(1, 1), (3, 1), (4, 2)])
+def test_the_lookahead_over_hosts_is_the_local_one(depth: int, pieces: int) -> None:
+    words = ["experiment=digits_gru", "model.hidden=5", f"time.depth={depth}", "batch=6",
+             "time.recipe=lookahead", f"microbatches={pieces}"]  # fmt: skip
+    settings = config.load(words)
+    samples = data.load(settings)
+    local = engine.build_local(settings, samples, 20)
+    x, y = local.batches(0)
+    job = TimeJob(settings, samples.shape, engine.optimizer_rule(settings, 20), "cpu")
+    hosts = [job.host(i) for i in range(1 + depth)]
+    calls = one_time_step(depth, pieces, lookahead=True)
+    held: dict[tuple[int, str], torch.Tensor | None] = {}
+    for piece in cut(0, len(x), pieces):
+        rows = slice(piece.start, piece.stop)
+        local.gradients(x[rows], y[rows], piece)
+        for call in (c for c in calls if cut(0, len(x), pieces)[c.piece] == piece):
+            inputs = {name: held[call.piece, name] for name in call.inputs}
+            out = hosts[call.host].run(call, piece, inputs)
+            assert list(out) == call.outputs
+            held.update({(call.piece, name): t for name, t in out.items()})
+    for host in hosts:
+        for name, module in host.parts.items():
+            theirs = local.owner.parts[name]
+            for mine, other in zip(module.parameters(), theirs.parameters(), strict=True):
+                assert mine.grad is not None and other.grad is not None
+                assert torch.equal(mine.grad, other.grad), name
+    for index in range(len(hosts)):  # a host forgets a piece after its last call, and not before
+        ends = [c.last for c in calls if c.host == index]
+        assert ends.count(True) == pieces and ends[-1]
+
+
 @pytest.mark.parametrize("words", [
-    ["clip=0", "time.sweeps=2"], ["clip=0.05", "microbatches=2", "model.name=elman"],
+    ["clip=0", "time.sweeps=2"],
     ["clip=0.05", "time.sweeps=2", "time.shards=2", "precision=float64"],
+    ["clip=0.05", "microbatches=2", "model.name=elman", "time.depth=3", "time.recipe=lookahead"],
 ])  # fmt: skip
 def test_depths_as_actors_are_bitwise_the_local_engine(cluster: None, words: list[str]) -> None:
     words = ["experiment=digits_gru", "model.hidden=8", "time.depth=2", "batch=32", *words]

@@ -37,6 +37,7 @@ COUNTS = {  # settings x seeds
     "correction": 2 * 2 * 3 * 3,
     "k_sweep": 3 * 4 * 3,
     "lm_grid": 2 * 3,
+    "lm_study": 9,
     "mnist_grid": 2 * 3 * 2,
     "mnist_table": 3 * 3 * 3 * 3,
     "noise_scale": 7 * 2 * 3,

@@ -53,6 +53,11 @@ def check(settings: Any) -> None:
         raise UserError(
             f"microbatches={settings.microbatches}: at most batch={settings.batch} pieces"
         )
+    if settings.taper != 1 and (settings.method != "tree" or recurrent(settings)):
+        raise UserError(
+            f"taper={settings.taper}: is for the tree over blocks; method={settings.method} "
+            f"model.name={settings.model.name} needs 1"
+        )
     check_model(settings.model)
     check_text(settings)
     check_time(settings)
@@ -178,6 +183,10 @@ def check_shards(time: Time) -> None:
     if shards & (shards - 1) or shards > nodes:
         raise UserError(
             f"time.shards={shards}: a power of 2, at most {nodes} (the nodes of the finest depth)"
+        )
+    if shards > 1 and time.recipe == "lookahead":
+        raise UserError(
+            f"time.shards={shards}: time.recipe=lookahead has one actor per depth; use 1"
         )
     if shards > 1 and time.sweeps // 2 > nodes // shards:
         raise UserError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from treeprop_ray.config import Settings
+from treeprop_ray.through_time.time_schedule import jumps, window_of
 from treeprop_ray.tree import Tree
 
 if TYPE_CHECKING:
@@ -111,5 +112,9 @@ def over_time(settings: Settings) -> Outline:
         terms[0]["cons"] = time.lambda_cons
     paths = {"tree": tree.spine_paths[-1], "full": tree.chain}
     # two applications per node; the first sweep is already there when others follow
-    sweeps = max(time.sweeps - 1, min(1, time.sweeps)) * tree.N
-    return Outline(tree, paths, terms, deployed, 2 * (tree.N - 1) + sweeps, "depth", True, 1)
+    applications = 2 * (tree.N - 1) + max(time.sweeps - 1, min(1, time.sweeps)) * tree.N
+    if time.recipe == "lookahead":
+        moved = [len(m) for m in jumps(time.depth, window_of(time.depth)).values()]
+        terms[0] |= {"roll": 1.0, "look": 1.0} if moved else {"roll": 1.0}
+        applications += tree.N + sum(moved)
+    return Outline(tree, paths, terms, deployed, applications, "depth", True, 1)

@@ -42,6 +42,9 @@ class Model:
         low=0,
         high=0.9,
     )
+    init_std: float = opt(
+        0.02, "gpt: deviation of the initial weights; GPT-2's 0.02 is for widths from 768", above=0
+    )
     output_block: bool = opt(
         False,
         "gpt: the last of the blocks is part of the head, so N = blocks and short paths end in it",
@@ -87,8 +90,9 @@ class Time:
     recipe: str = opt(
         "paper",
         "paper: one learning rate, one gradient norm; boost: 3 lr for the deployed cell, and each "
-        "cell's gradient clipped on its own",
-        choices=["paper", "boost"],
+        "cell's gradient clipped on its own; lookahead: that, and the deployed cell also learns on "
+        "its own states, by the label that the coarser cells lead them to",
+        choices=["paper", "boost", "lookahead"],
     )
     shards: int = opt(
         1,
@@ -200,6 +204,13 @@ class Settings:
     )
     threads: int = opt(1, "torch threads per process", low=1, high=1024)
     microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
+    taper: float = opt(
+        1.0,
+        "each micro-batch has so many times the samples of the one before; below 1 the others wait "
+        "less for the root, which goes back last",
+        above=0,
+        high=1,
+    )
     recompute: bool = opt(
         False,
         "bp: activation checkpointing; a block keeps its input only and runs again in the backward",

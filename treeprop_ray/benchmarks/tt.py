@@ -86,8 +86,6 @@ def measure(bench: BenchSettings, regime: str, hidden: int, batch: int, D: int) 
 
 def run(bench: BenchSettings) -> None:
     """GRU, one torch thread; the whole step: forward, backward, clipping, AdamW."""
-    # gradients that vanish over many steps end as denormal numbers, which slow a CPU down tenfold
-    torch.set_flush_denormal(True)
     rows = []
     for regime, hidden, batch in REGIMES:
         for D in range(1, bench.depth + 1):
@@ -100,9 +98,9 @@ def run(bench: BenchSettings) -> None:
         "is the same cell unrolled by autograd, with its input products for all steps in one call "
         "as in the tree; `plain` calls the whole cell at every step, as the textbook loop does; "
         "`fused` is torch.nn.GRU. The tree goes back through its two applications per depth by "
-        "written-out formulas, BPTT by autograd. Denormal numbers are flushed to zero (else BPTT's "
-        "vanishing gradients make it several times slower on a CPU from D = 8 on). float32, one "
-        "torch thread; candidates are timed "
+        "written-out formulas, BPTT by autograd. BPTT flushes denormal numbers to zero, as in "
+        "`train` (else its vanishing gradients make it several times slower on a CPU from D = 8 "
+        "on). float32, one torch thread; candidates are timed "
         f"in turn, {bench.rounds} rounds (a third of them when compute-bound), and every ratio is "
         "the median of the rounds' ratios.",
         "",

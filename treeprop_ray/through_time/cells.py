@@ -1,14 +1,20 @@
 """Recurrent cells as plain matrix products: the part that needs no state first, then the rest.
 
-    p = cell.project(x)               all symbols at once, one product
-    h = cell.advance(p, h)            one step (or one step of many nodes at once), for autograd
-    h, kept = cell.trace(p, h)        the same, keeping what `slopes` needs
-    dh = cell.slopes(kept, g, d)      backward of one step, written out; fills d
-    cell.add_gradients(x, h, d)       the weights' gradients, from all rows at once
+    p = cell.project(x)                    all symbols at once, one product
+    h = cell.advance(p, h)                 one step (or one step of many nodes at once)
 
-d[0] is the slope at p, d[1] that at the state's share a = W_hh h (+ b_hh). The time tree goes back
-through two applications only, so it uses the written-out form and spends no time on graphs.
-Shapes: x (…, inputs), p and a (…, G) with G = 3 H or H, h (…, H); d (2, rows, G).
+The time tree goes back through two applications only, so it uses a written-out form of the same
+step and spends no time on graphs. What does not need the slope is done for all its applications,
+the sides, at once:
+
+    kept = cell.room(sides, rows, h)       memory for what the backward needs
+    h = cell.trace(p, h, kept, side)       `advance` that fills one side of it
+    f = cell.factors(kept)                 d = f * g: the slopes at the pre-activations
+    dh = cell.slopes(f, kept, side, g, d)  fills d for the slope g at the next state
+    cell.add_gradients(x, h, d)            the weights' gradients, from all rows at once
+
+Shapes: x (…, inputs), p (…, G) with G = 3 H or H, h (…, H), f (sides, rows, P, H), d (rows, P, H),
+where P blocks of width H are what a cell's gradients are made of: 4 (GRU) or 1 (Elman).
 """
 
 from __future__ import annotations
@@ -25,14 +31,23 @@ Kept = tuple[Tensor, ...]
 
 def add_grad(parameter: Tensor, grad: Tensor) -> None:
     """Add to a parameter's gradient."""
-    grad = grad.to(parameter.dtype)
+    grad = like(grad, parameter)
     parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
+
+
+def like(t: Tensor, other: Tensor) -> Tensor:
+    """In the type of another one: under autocast products are bfloat16, states are not.
+
+    Asking first is several times as fast as a `to` that has nothing to do.
+    """
+    return t if t.dtype is other.dtype else t.to(other.dtype)
 
 
 class Cell(Protocol):
     """What the time tree and BPTT need of a cell."""
 
     hidden: int
+    blocks: int  # P
 
     def project(self, x: Tensor) -> Tensor:
         """The input's share of the pre-activations."""
@@ -40,10 +55,18 @@ class Cell(Protocol):
     def advance(self, p: Tensor, h: Tensor) -> Tensor:
         """The next state."""
 
-    def trace(self, p: Tensor, h: Tensor) -> tuple[Tensor, Kept]:
-        """The next state, and what `slopes` needs."""
+    def room(self, sides: int, rows: int, h: Tensor) -> Kept:
+        """Memory for what the backward of some applications needs, of the type of h."""
 
-    def slopes(self, kept: Kept, g: Tensor, d: Tensor, state: bool = False) -> Tensor | None:
+    def trace(self, p: Tensor, h: Tensor, kept: Kept, side: int) -> Tensor:
+        """The next state; fills one side of `kept`."""
+
+    def factors(self, kept: Kept) -> Tensor:
+        """What the slope at the next state is multiplied by: (sides, rows, P, H)."""
+
+    def slopes(
+        self, f: Tensor, kept: Kept, side: int, g: Tensor, d: Tensor, state: bool = False
+    ) -> Tensor | None:
         """Fill d for the slope g at the next state; returns the slope at h if `state`."""
 
     def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
@@ -52,6 +75,8 @@ class Cell(Protocol):
 
 class GRUCell(nn.Module):
     """torch.nn.GRUCell's formulas, parameters and initialisation."""
+
+    blocks = 4
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
@@ -68,43 +93,62 @@ class GRUCell(nn.Module):
         return F.linear(x, self.weight_ih, self.bias_ih)
 
     def advance(self, p: Tensor, h: Tensor) -> Tensor:
-        """The next state."""
-        return self.trace(p, h)[0]
+        """h' = (1 - z) * n + z * h."""
+        H2 = 2 * self.hidden
+        p, from_h = like(p, h), like(F.linear(h, self.weight_hh, self.bias_hh), h)
+        r, z = torch.sigmoid(p[..., :H2] + from_h[..., :H2]).chunk(2, -1)
+        n = torch.tanh(torch.addcmul(p[..., H2:], r, from_h[..., H2:]))
+        return torch.lerp(n, h, z)
 
-    def trace(self, p: Tensor, h: Tensor) -> tuple[Tensor, Kept]:
-        """h' = (1 - z) * n + z * h; keeps the gates, the candidate n and its recurrent share."""
-        sizes = [2 * self.hidden, self.hidden]
-        # under autocast the products are bfloat16; states and gates stay in the state's type
-        p_gates, p_new = p.to(h.dtype).split(sizes, -1)
-        from_h = F.linear(h, self.weight_hh, self.bias_hh).to(h.dtype)
-        h_gates, h_new = from_h.split(sizes, -1)
-        gates = torch.sigmoid(p_gates + h_gates)
+    def room(self, sides: int, rows: int, h: Tensor) -> Kept:
+        """Gates r and z; the candidate n, h - n, and the state's share of the candidate."""
+        rest = h.new_empty(3, sides, rows, self.hidden)
+        return (h.new_empty(sides, rows, 2 * self.hidden), *rest.unbind(0))
+
+    def trace(self, p: Tensor, h: Tensor, kept: Kept, side: int) -> Tensor:
+        """`advance`."""
+        H, H2 = self.hidden, 2 * self.hidden
+        gates, n, gap, share = (t[side] for t in kept)
+        p, from_h = like(p, h), like(F.linear(h, self.weight_hh, self.bias_hh), h)
+        torch.add(p[:, :H2], from_h[:, :H2], out=gates).sigmoid_()
+        share.copy_(from_h[:, H2:])
+        torch.addcmul(p[:, H2:], gates[:, :H], share, out=n).tanh_()
+        torch.sub(h, n, out=gap)
+        return torch.addcmul(n, gates[:, H:], gap)
+
+    def factors(self, kept: Kept) -> Tensor:
+        """Slopes at the candidate (input's share), at r, at z, at the candidate (state's share)."""
+        gates, n, gap, share = kept
         r, z = gates.chunk(2, -1)
-        n = torch.tanh(torch.addcmul(p_new, r, h_new))
-        return torch.lerp(n, h, z), (h, gates, r, z, n, h_new)
+        f = n.new_empty(*n.shape[:2], 4, self.hidden)
+        at_n, at_r, at_z, at_share = f.unbind(2)
+        r_slope, z_slope = torch.addcmul(gates, gates, gates, value=-1).chunk(2, -1)
+        torch.addcmul(gap.new_ones(()), n, n, value=-1, out=at_n)  # tanh' = 1 - n^2
+        torch.addcmul(at_n, at_n, z, value=-1, out=at_n)
+        torch.mul(at_n, share, out=at_r).mul_(r_slope)
+        torch.mul(gap, z_slope, out=at_z)
+        torch.mul(at_n, r, out=at_share)
+        return f
 
-    def slopes(self, kept: Kept, g: Tensor, d: Tensor, state: bool = False) -> Tensor | None:
+    def slopes(
+        self, f: Tensor, kept: Kept, side: int, g: Tensor, d: Tensor, state: bool = False
+    ) -> Tensor | None:
         """Backward of `trace`."""
-        h, gates, r, z, n, h_new = kept
-        dp, da = d.unbind(0)
-        d_gates, d_n = dp.split([2 * self.hidden, self.hidden], -1)
-        da_gates, da_n = da.split([2 * self.hidden, self.hidden], -1)
-        gz = g * z
-        at_n = g - gz
-        torch.addcmul(at_n, at_n * n, n, value=-1, out=d_n)  # tanh' = 1 - n^2
-        at_gates = torch.cat((d_n * h_new, (h - n).mul_(g)), -1)
-        torch.mul(at_gates, torch.addcmul(gates, gates, gates, value=-1), out=d_gates)
-        da_gates.copy_(d_gates)
-        torch.mul(d_n, r, out=da_n)
-        return torch.addmm(gz, da, self.weight_hh).to(g.dtype) if state else None
+        torch.mul(f[side], g.unsqueeze(1), out=d)
+        if not state:
+            return None
+        gz = g * kept[0][side, :, self.hidden :]
+        return like(torch.addmm(gz, d[:, 1:].flatten(1), self.weight_hh), g)
 
     def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
-        """Gradients of the four parameters."""
-        bias_ih, bias_hh = d.sum(1).unbind(0)
-        add_grad(self.weight_ih, d[0].t() @ x)
-        add_grad(self.weight_hh, d[1].t() @ h)
-        add_grad(self.bias_ih, bias_ih)
-        add_grad(self.bias_hh, bias_hh)
+        """Gradients of the four parameters; d has the candidate's block first, they have it last"""
+        H = self.hidden
+        flat = d.view(len(d), -1)
+        weight, bias = flat[:, : 3 * H].t() @ x, flat.sum(0)
+        add_grad(self.weight_ih, torch.cat((weight[H:], weight[:H])))
+        add_grad(self.weight_hh, flat[:, H:].t() @ h)
+        add_grad(self.bias_ih, torch.cat((bias[H : 3 * H], bias[:H])))
+        add_grad(self.bias_hh, bias[H:])
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """One step."""
@@ -113,6 +157,8 @@ class GRUCell(nn.Module):
 
 class ElmanCell(nn.Module):
     """Gateless: h' = sigmoid(W [x, h] + b), one linear layer whose two halves are kept apart."""
+
+    blocks = 1
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
@@ -129,25 +175,35 @@ class ElmanCell(nn.Module):
 
     def advance(self, p: Tensor, h: Tensor) -> Tensor:
         """h' = sigmoid(p + W_h h)."""
-        return torch.sigmoid(p.to(h.dtype) + F.linear(h, self.weight_hh).to(h.dtype))
+        return torch.sigmoid(like(p, h) + like(F.linear(h, self.weight_hh), h))
 
-    def trace(self, p: Tensor, h: Tensor) -> tuple[Tensor, Kept]:
-        """`advance`; the next state itself is all that its slope needs."""
-        after = self.advance(p, h)
-        return after, (after,)
+    def room(self, sides: int, rows: int, h: Tensor) -> Kept:
+        """The next state itself is all that its slope needs."""
+        return (h.new_empty(sides, rows, self.hidden),)
 
-    def slopes(self, kept: Kept, g: Tensor, d: Tensor, state: bool = False) -> Tensor | None:
-        """Backward of `trace`."""
+    def trace(self, p: Tensor, h: Tensor, kept: Kept, side: int) -> Tensor:
+        """`advance`."""
+        from_h = like(F.linear(h, self.weight_hh), h)
+        return torch.add(like(p, h), from_h, out=kept[0][side]).sigmoid_()
+
+    def factors(self, kept: Kept) -> Tensor:
+        """sigmoid' = h' - h'^2."""
         after = kept[0]
-        # sigmoid' = h' - h'^2; d[1] would be the same
-        torch.mul(g, torch.addcmul(after, after, after, value=-1), out=d[0])
-        return (d[0] @ self.weight_hh).to(g.dtype) if state else None
+        return torch.addcmul(after, after, after, value=-1).unsqueeze(2)
+
+    def slopes(
+        self, f: Tensor, kept: Kept, side: int, g: Tensor, d: Tensor, state: bool = False
+    ) -> Tensor | None:
+        """Backward of `trace`."""
+        torch.mul(f[side], g.unsqueeze(1), out=d)
+        return like(d[:, 0] @ self.weight_hh, g) if state else None
 
     def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
         """Gradients of the three parameters."""
-        add_grad(self.weight_ih, d[0].t() @ x)
-        add_grad(self.weight_hh, d[0].t() @ h)
-        add_grad(self.bias, d[0].sum(0))
+        flat = d.view(len(d), -1)
+        add_grad(self.weight_ih, flat.t() @ x)
+        add_grad(self.weight_hh, flat.t() @ h)
+        add_grad(self.bias, flat.sum(0))
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """One step."""

@@ -24,13 +24,16 @@ from treeprop_ray.placement import Cluster, Plan, check_fits, resources
 from treeprop_ray.rule import Piece
 from treeprop_ray.schedule import Call, Layout
 from treeprop_ray.through_time.engine import Owner, optimizer_rule, time_rule
-from treeprop_ray.through_time.network import (
-    READOUT,
-    TimeNetwork,
-    cell_name,
-    make_part,
+from treeprop_ray.through_time.lookahead import Jump, Roll
+from treeprop_ray.through_time.network import READOUT, TimeNetwork, cell_name, make_part
+from treeprop_ray.through_time.time_schedule import (
+    BOUNDARY,
+    Window,
+    jumps,
+    one_time_step,
+    window_of,
+    windows,
 )
-from treeprop_ray.through_time.time_schedule import BOUNDARY, Window, one_time_step, windows
 from treeprop_ray.through_time.time_tree import Depth, Readout, TimeRule, first_states
 from treeprop_ray.tree import Tree
 
@@ -45,11 +48,18 @@ class DepthHost(Owner):
         super().__init__({cell_name(window.d): cell}, *rest)
         self.window, self.leads, self.cell = window, window.j == 0, cell
         self.depth = Depth(cell, window.d, rule, self.autocast)  # type: ignore[arg-type]
+        self.ahead_too: Roll | Jump | None = None
+        if rule.lookahead and window.d == 0:
+            self.ahead_too = Roll(self.depth.cell, rule.depth, self.autocast)
+        elif rule.lookahead and window.d in jumps(rule.depth, window_of(rule.depth)):
+            self.ahead_too = Jump(self.depth.cell, window.d, rule.depth, self.autocast)
 
     def forget(self) -> None:
         """Drop everything of a step that was under way."""
         super().forget()
         self.depth.forget()
+        if self.ahead_too:
+            self.ahead_too.forget()
 
     def run(
         self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]
@@ -62,6 +72,8 @@ class DepthHost(Owner):
             answer = self._here(inputs[f"g{d}"]) if self.window.last else None
             self.note(d, self.depth.back(answer, piece.total))
             return {name: self._gradients() for name in call.outputs}
+        if self.ahead_too:
+            return self._look(call, inputs)
         grads = [
             self._gradients() if k == self.window.j else self._here(inputs[f"G{self.window.d}.{k}"])
             for k in range(self.window.S)
@@ -91,6 +103,20 @@ class DepthHost(Owner):
         finer, hat = self.depth.ahead(x, states, w.halo, beyond)
         made = {w.name("s"): finer, w.name("f"): finer[:, :1], f"e{w.d}": hat}
         return {name: made[name] for name in call.outputs}
+
+    def _look(self, call: Call, inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """The depth's share of the lookahead: there, or back."""
+        part = self.ahead_too
+        assert part is not None
+        found = {name[0]: self._here(t) for name, t in inputs.items()}
+        if isinstance(part, Jump):
+            there = call.phase == "jump"
+            made = part.ahead(found["x"], found["v"]) if there else part.back(found["a"])
+            return dict.fromkeys(call.outputs, made)
+        if call.phase == "rolled":
+            part.back(found["a"])
+            return {}
+        return dict.fromkeys(call.outputs, part.ahead(found["x"]))
 
     def _gradients(self) -> Tensor:
         grads = [p.grad for p in self.cell.parameters()]
@@ -135,15 +161,17 @@ class BoundaryHost(Owner):
         _, x, y = self.current
         if call.phase == "open":
             return {"x": x[piece.start : piece.stop]}
-        d = call.nodes[0]
-        hat = inputs[f"e{d}"]
-        assert hat is not None
-        labels = self.readout.onehot(y[piece.start : piece.stop])
-        slope = self.readout.answer(d, hat.to(self.device), labels, piece.total)
+        (given,) = inputs.values()
+        assert given is not None
+        hat, labels = given.to(self.device), self.readout.onehot(y[piece.start : piece.stop])
+        if call.phase == "look":
+            slope = self.readout.look(hat, labels, piece.total)
+        else:
+            slope = self.readout.answer(call.nodes[0], hat, labels, piece.total)
         if call.last:
             for asked, terms in self.readout.settle(labels, piece.total).items():
                 self.note(asked, terms)
-        return {f"g{d}": slope}
+        return dict.fromkeys(call.outputs, slope)
 
     def score_here(
         self, paths: Mapping[str, Sequence[int]], batches: Sequence[tuple[str, int]], *states: Any
@@ -205,7 +233,9 @@ class TimeRayEngine(RecoveringEngine):
     def _start(self, made: Plan) -> None:
         s = self.settings
         job = TimeJob(s, self.shape, self.optimizer, made.device)
-        calls = one_time_step(s.time.depth, s.microbatches, s.time.shards, s.time.sweeps)
+        calls = one_time_step(
+            s.time.depth, s.microbatches, s.time.shards, s.time.sweeps, time_rule(s).lookahead
+        )
         about = ["data, readout", *(describe(w) for w in windows_of(s))]
         clip = job.optimizer.clips_globally
         roles = [

@@ -18,7 +18,9 @@ from treeprop_ray.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.rule import Piece, cut
 from treeprop_ray.through_time.bptt import BPTT, fused, unrolled
 from treeprop_ray.through_time.cells import GRUCell
+from treeprop_ray.through_time.lookahead import Jump, Roll
 from treeprop_ray.through_time.network import READOUT, TimeNetwork, cell_name
+from treeprop_ray.through_time.time_schedule import jumps
 from treeprop_ray.through_time.time_tree import Depth, Readout, Terms, TimeRule, first_states
 from treeprop_ray.tree import Tree
 
@@ -26,13 +28,13 @@ if TYPE_CHECKING:
     from treeprop_ray.config import Settings
     from treeprop_ray.data import Batches, DataSet
 
-BOOST = 3.0  # recipe=boost: learning rate of the deployed cell over that of the others
+BOOST = 3.0  # not recipe=paper: learning rate of the deployed cell over that of the others
 
 
 def optimizer_rule(settings: Settings, total_steps: int) -> OptimizerRule:
     """The optimizer of a recurrent run; `recipe` changes it for the tree only."""
     rule = OptimizerRule.of(settings, total_steps)
-    if settings.method == "tree" and settings.time.recipe == "boost":
+    if settings.method == "tree" and settings.time.recipe != "paper":
         return replace(rule, factors=((cell_name(0), BOOST),), clip_each=True)
     return rule
 
@@ -172,6 +174,13 @@ class TreeEngine(TimeEngine):
         readout = cells[READOUT]
         assert isinstance(readout, nn.Linear)
         self.readout = Readout(readout, autocast)
+        self.roll: Roll | None = None
+        if rule.lookahead:
+            self.roll = Roll(self.depths[0].cell, rule.depth, autocast)
+            self.jumps = [
+                Jump(self.depths[d].cell, d, rule.depth, autocast)
+                for d in jumps(rule.depth, self.roll.W)
+            ]
 
     def gradients(self, x_BNS: Tensor, y: Tensor, piece: Piece) -> None:
         states = first_states(x_BNS, self.depths[0].cell.hidden)
@@ -180,6 +189,14 @@ class TreeEngine(TimeEngine):
             states, hat = depth.ahead(x_BNS, states)
             answer = self.readout.answer(depth.d, hat, labels, piece.total)
             self.owner.note(depth.d, depth.back(answer, piece.total))
+        if self.roll:
+            ends = self.roll.ahead(x_BNS)
+            for jump in self.jumps:
+                ends = jump.ahead(x_BNS, ends)
+            slope = self.readout.look(ends, labels, piece.total)
+            for jump in reversed(self.jumps):
+                slope = jump.back(slope)
+            self.roll.back(slope)
         for d, terms in self.readout.settle(labels, piece.total).items():
             self.owner.note(d, terms)
 
@@ -204,7 +221,7 @@ class BPTTEngine(TimeEngine):
 def time_rule(settings: Settings) -> TimeRule:
     """The part of the settings that is about the time tree."""
     time = settings.time
-    return TimeRule(time.depth, time.sweeps, time.lambda_cons)
+    return TimeRule(time.depth, time.sweeps, time.lambda_cons, time.recipe == "lookahead")
 
 
 def build(settings: Settings, data: DataSet, total_steps: int) -> Engine:

@@ -19,6 +19,12 @@ the cell and a window of the nodes:
 At depth 0 a window reaches back over as many nodes as the sweeps look back. After the last piece
 each gives its gradients (G<d>.<j>) to the others, and all add them up in the same order, so the
 copies stay equal.
+
+recipe=lookahead (lookahead.py, without shards) goes on after the tree, D = 6 with windows of 8:
+
+    boundary                          look                                  v<d> the windows' ends
+    depth 3, 4, 5        jump jump jump    return return return             after depth d,
+    depth 0         roll                                        rolled      a<d> the slope there
 """
 
 from __future__ import annotations
@@ -92,7 +98,9 @@ def windows(D: int, shards: int, sweeps: int = 0) -> list[Window]:
     ]
 
 
-def one_time_step(D: int, pieces: int, shards: int = 1, sweeps: int = 0) -> list[Call]:
+def one_time_step(
+    D: int, pieces: int, shards: int = 1, sweeps: int = 0, lookahead: bool = False
+) -> list[Call]:
     """The calls of a step in the order of submission, which is each actor's order of work."""
 
     def call(
@@ -103,6 +111,7 @@ def one_time_step(D: int, pieces: int, shards: int = 1, sweeps: int = 0) -> list
         return Call(phase, d, host, piece, (op,), op.reads, tuple((w,) for w in op.writes), last)
 
     parts = windows(D, shards, sweeps)
+    moved = list(jumps(D, window_of(D)))
     calls = []
     for piece in range(pieces):
         calls.append(call("open", D, BOUNDARY, piece, [], ["x"], False))
@@ -115,14 +124,44 @@ def one_time_step(D: int, pieces: int, shards: int = 1, sweeps: int = 0) -> list
                 writes += [w.name("f")] if d > 0 and w.j > 0 else []
                 writes += [f"e{d}"] if w.last else []
                 calls.append(call("ahead", d, host, piece, reads, writes, False))
-            calls.append(call("readout", d, BOUNDARY, piece, [f"e{d}"], [f"g{d}"], d == 0))
+            settles = d == 0 and not lookahead
+            calls.append(call("readout", d, BOUNDARY, piece, [f"e{d}"], [f"g{d}"], settles))
             for host, w in mine:
                 final = piece == pieces - 1
                 gives = [w.name("G")] if w.S > 1 and final else []
                 reads = [f"g{d}"] if w.last else []
-                calls.append(call("back", d, host, piece, reads, gives, not gives))
+                goes_on = gives or (lookahead and (d == 0 or d in moved))
+                calls.append(call("back", d, host, piece, reads, gives, not goes_on))
+        if lookahead:
+            at = "v0"
+            calls.append(call("roll", 0, 1, piece, ["x"], [at], False))
+            for d in moved:
+                calls.append(call("jump", d, 1 + d, piece, ["x", at], [f"v{d}"], False))
+                at = f"v{d}"
+            slope = f"a{D}"
+            calls.append(call("look", 0, BOUNDARY, piece, [at], [slope], True))
+            for d in reversed(moved):
+                calls.append(call("return", d, 1 + d, piece, [slope], [f"a{d}"], True))
+                slope = f"a{d}"
+            calls.append(call("rolled", 0, 1, piece, [slope], [], True))
     for i, w in enumerate(parts):
         if w.S > 1:
             others = [f"G{w.d}.{k}" for k in range(w.S) if k != w.j]
             calls.append(call("add", w.d, 1 + i, pieces - 1, others, [], True))
     return calls
+
+
+def window_of(D: int) -> int:
+    """recipe=lookahead: the largest power of 2 that is at most 2 D and N."""
+    return 2 ** min(D, (2 * D).bit_length() - 1)
+
+
+def jumps(D: int, W: int) -> dict[int, list[tuple[int, int]]]:
+    """For every depth that takes part: the ends it moves, as (index of the window, time)."""
+    at = {j: (j + 1) * W for j in range(2**D // W)}
+    found: dict[int, list[tuple[int, int]]] = {}
+    for d in range(W.bit_length() - 1, D):
+        found[d] = [(j, t) for j, t in at.items() if t >> d & 1]
+        for j, _ in found[d]:
+            at[j] += 2**d
+    return found

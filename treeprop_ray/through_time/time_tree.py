@@ -43,6 +43,7 @@ class TimeRule:
     depth: int
     sweeps: int = 0
     lambda_cons: float = 1.0
+    lookahead: bool = False  # recipe=lookahead: lookahead.py
 
     @property
     def N(self) -> int:
@@ -73,17 +74,16 @@ class Depth:
         with torch.no_grad(), self.autocast():
             p_all = self.cell.project(x)
             p_left, p_right = p_all.view(R, 2, -1).unbind(1)
-            h_n, left = self.cell.trace(p_left, states)
-            hat, right = self.cell.trace(p_right, h_n)
+            kept = self.cell.room(2, R, states)
+            h_n = self.cell.trace(p_left, states, kept, 0)
+            hat = self.cell.trace(p_right, h_n, kept, 1)
             finer = torch.stack((states, h_n), 1).view(2 * R, H)
             swept = None
             if self.sweeps:
                 once = torch.stack((h_n, hat), 1).view(2 * R, H)
                 swept = self._sweep(p_all, finer, once, 2 * M)
-        hat_BMH, gates = hat.view(B, M, H), p_all.shape[1]
-        self._kept = _Pass(
-            x, states_BMH, finer, hat_BMH, gates, left, right, swept, halo, beyond_BH
-        )
+        hat_BMH = hat.view(B, M, H)
+        self._kept = _Pass(x, states_BMH, finer, hat_BMH, kept, swept, halo, beyond_BH)
         return finer.view(B, 2 * M, H)[:, 2 * halo :], hat_BMH[:, -1]
 
     def forget(self) -> None:
@@ -98,8 +98,8 @@ class Depth:
             before[::N] = 0  # h_0 of every sample
             if i < self.sweeps:
                 after = self.cell.advance(p, before)
-        after, kept = self.cell.trace(p, before)
-        return _Sweep(before, after, kept, tree, N)
+        kept = self.cell.room(1, len(before), before)
+        return _Sweep(before, self.cell.trace(p, before, kept, 0), kept, tree, N)
 
     def back(self, answer_BH: Tensor | None, batch: int) -> Terms:
         """Gradients of this depth's cell; `answer` is d CE / d h_N_hat, if the last node is here.
@@ -120,19 +120,20 @@ class Depth:
             if kept.halo:
                 slope_BMH = F.pad(slope_BMH, (0, 0, kept.halo, 0))
             slope = slope_BMH.flatten(0, 1)
-            R, G = len(slope), kept.gates
-            d = slope.new_empty(2, R, 2, G)
-            dh_n = self.cell.slopes(kept.right, slope, d[:, :, 1], state=True)
+            R, cell = len(slope), self.cell
+            d = slope.new_empty(R, 2, cell.blocks, cell.hidden)
+            f = cell.factors(kept.cell)
+            dh_n = cell.slopes(f, kept.cell, 1, slope, d[:, 1], state=True)
             assert dh_n is not None
-            self.cell.slopes(kept.left, dh_n, d[:, :, 0])
-            self.cell.add_gradients(kept.x, kept.finer, d.view(2, 2 * R, G))
+            cell.slopes(f, kept.cell, 0, dh_n, d[:, 0])
+            cell.add_gradients(kept.x, kept.finer, d.view(2 * R, -1))
             if kept.swept is not None:
                 share = batch * (self.rule.N - 1)
                 terms["cons"], near = kept.swept.error(share, 2 * kept.halo, kept.beyond)
                 near *= self.rule.lambda_cons
-                d = torch.empty_like(d).view(2, 2 * R, G)
-                self.cell.slopes(kept.swept.kept, near, d)
-                self.cell.add_gradients(kept.x, kept.swept.before, d)
+                d, sweep = torch.empty_like(d).flatten(0, 1), kept.swept.kept
+                cell.slopes(cell.factors(sweep), sweep, 0, near, d)
+                cell.add_gradients(kept.x, kept.swept.before, d)
         return terms
 
 
@@ -161,9 +162,7 @@ class _Pass:
     states: Tensor  # (B, M, H): h_l of every node; from the second on also h_r of the one before
     finer: Tensor  # h_l, h_n, h_l, h_n, …: what the two applications read
     hat: Tensor  # (B, M, H): h_r_hat
-    gates: int  # numbers that a cell's step is made of
-    left: Kept
-    right: Kept
+    cell: Kept  # what the cell needs to go back: side 0 is h_n, side 1 h_r_hat
     swept: _Sweep | None
     halo: int  # nodes at the front that have no loss here
     beyond: Tensor | None  # (B, H): the state behind the last one of `states`
@@ -196,10 +195,11 @@ class Readout:
     def __init__(self, module: nn.Linear, autocast: Autocast) -> None:
         self.module, self.autocast = module, autocast
         self._asked: list[tuple[int, Tensor, Tensor, Tensor]] = []  # depth, h_N_hat, logits, slope
+        self._looked: tuple[Tensor, Tensor, Tensor] | None = None  # ends, logits, slope
 
     def forget(self) -> None:
         """Drop questions of a step that will not be finished."""
-        self._asked = []
+        self._asked, self._looked = [], None
 
     def onehot(self, y: Tensor) -> Tensor:
         """Labels as `answer` takes them, made once for all depths."""
@@ -215,16 +215,42 @@ class Readout:
         self._asked.append((d, hat_BH, logits, slope))
         return back.to(hat_BH.dtype)
 
+    def look(self, ends_nBH: Tensor, onehot_BC: Tensor, batch: int) -> Tensor:
+        """The slope at h_N as the windows' ends lead to it: their mean, and the last on its own."""
+        n = len(ends_nBH)
+        with torch.no_grad(), self.autocast():
+            logits = full(self.module(ends_nBH))
+            slope = logits.softmax(-1).sub_(onehot_BC).div_(batch)
+            slope[:-1] /= max(1, n - 1)
+            back = slope @ self.module.weight
+        self._looked = ends_nBH, logits, slope
+        return back.to(ends_nBH.dtype)
+
     def settle(self, onehot_BC: Tensor, batch: int) -> dict[int, Terms]:
         """After all depths have asked: the readout's gradient, and the cross-entropy by depth."""
         depths, hats, logits, slopes = zip(*self._asked, strict=True)
-        self._asked = []
+        asked, looked = (torch.stack(logits), torch.cat(slopes), torch.cat(hats)), self._looked
+        self._asked, self._looked = [], None
+        terms: dict[int, Terms] = {d: {} for d in depths}
         with torch.no_grad(), self.autocast():
-            slope = torch.cat(slopes)
-            add_grad(self.module.weight, slope.t() @ torch.cat(hats))
-            add_grad(self.module.bias, slope.sum(0))
-            ce = (torch.stack(logits).log_softmax(-1) * onehot_BC).sum((1, 2)) / -batch
-        return {d: {"ce": value} for d, value in zip(depths, ce.unbind(), strict=True)}
+            for d, value in zip(depths, self._learn(*asked, onehot_BC, batch), strict=True):
+                terms[d]["ce"] = value
+            if looked:
+                ends, found, slope = looked
+                *look, roll = self._learn(
+                    found, slope.flatten(0, 1), ends.flatten(0, 1), onehot_BC, batch
+                )
+                terms[0]["roll"] = roll
+                if look:
+                    terms[0]["look"] = torch.stack(look).mean()
+        return terms
+
+    def _learn(
+        self, logits: Tensor, slope: Tensor, states: Tensor, onehot_BC: Tensor, batch: int
+    ) -> tuple[Tensor, ...]:
+        add_grad(self.module.weight, slope.t() @ states)
+        add_grad(self.module.bias, slope.sum(0))
+        return ((logits.log_softmax(-1) * onehot_BC).sum((1, 2)) / -batch).unbind()
 
 
 def first_states(x_BNS: Tensor, hidden: int) -> Tensor:
