@@ -40,6 +40,15 @@ def roughen(network: TreeNetwork) -> None:
             p.normal_(std=0.5, generator=gen)
 
 
+def test_initial_weights_have_the_deviation_asked_for() -> None:
+    """All random weights scale with it, auxiliary blocks too; the rest is ones and zeros."""
+    gpt2, wide = (network_of([f"model.init_std={std}"]) for std in (0.02, 0.06))
+    for (name, p), q in zip(gpt2.named_parameters(), wide.parameters(), strict=True):
+        random = p.dim() > 1
+        torch.testing.assert_close(q, 3 * p if random else p, msg=name)
+    assert 0.04 < float(wide.stem.get_parameter("tokens.weight").std()) < 0.08
+
+
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from treeprop_ray import config
 from treeprop_ray.errors import UserError
 from treeprop_ray.placement import Cluster, check_fits, lines, pack, plan, share, stages
+from treeprop_ray.rule import Rule
+from treeprop_ray.schedule import one_step
 from treeprop_ray.tree import Tree
 
 trees = st.builds(Tree, st.integers(2, 130), st.sampled_from(["floor", "right_full"]))
@@ -35,6 +37,14 @@ def test_packed_keeps_the_spine_at_the_boundary_and_lines_together(tree: Tree, h
     for line in lines(tree):
         assert len({layout.host_of[n.n] for n in line}) == 1
     assert set(layout.host_of.values()) <= set(range(hosts))
+
+
+@pytest.mark.parametrize(("N", "hosts"), [(8, 2), (13, 2), (16, 4), (37, 4), (64, 2), (64, 8)])
+def test_packed_hosts_hold_subtrees_and_exchange_little(N: int, hosts: int) -> None:
+    """Per host but the first: both boundary states in, the adjoints of its top out."""
+    tree = Tree(N)
+    calls = one_step(tree, Rule(), pack(tree, hosts), stem_trains=True)
+    assert sum(len(call.inputs) for call in calls) <= 3 * (hosts - 1)
 
 
 def test_packed_balances_the_finest_level() -> None:

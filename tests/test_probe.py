@@ -114,6 +114,8 @@ def test_parts_add_up(rule: dict[str, Any]) -> None:
     row = engine_of(network, Rule(**rule)).probe(2, 5)
     nodes = network.tree.nodes
     assert row["kl"] == pytest.approx(sum(row[f"kl/{n}"] for n in nodes), rel=1e-12)
+    at_means = row["kl"] + row["kl_constant"] + row[f"tree_ce/{network.tree.spine[-1].n}"]
+    assert row["F_mean"] == pytest.approx(at_means, rel=1e-12)
     assert row["F_kl"] == pytest.approx(sum(row[f"log_ratio/{n}"] for n in nodes), rel=1e-12)
     assert row["F"] == pytest.approx(row["F_kl"] + row["F_ce"], rel=1e-12)
     assert row["gap"] == pytest.approx(row["F"] - row["nll"], rel=1e-12)
@@ -283,6 +285,7 @@ def test_command_adds_a_row_to_a_finished_run(command: Command, tmp_path: Path) 
     assert command("probe", "mode=table", f"run=[{folder}]", f"out={out}").code == 0
     text = (out / "probe.md").read_text()
     assert "## one" in text and "python -m treeprop_ray.probe mode=table" in text
+    assert all(f"\n| {n}-{n + 1} " in text for n in range(4))  # a line for every chain block
     assert len(pd.read_csv(out / "probe" / "one.csv")) == 3
     assert (out / "probe" / "one-probe_alignment.png").is_file()
 

@@ -1,13 +1,17 @@
 """The wave schedule as a law, over trees, rules, placements and micro-batches."""
 
+import itertools
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import Call, Layout, one_chain_step, one_piece, one_step
+from treeprop_ray.chain_schedule import one_chain_step
+from treeprop_ray.placement import pack
+from treeprop_ray.rule import Rule, cut
+from treeprop_ray.schedule import Call, Layout, one_piece, one_step
 from treeprop_ray.tree import Tree
 
 
@@ -33,15 +37,15 @@ def cases(draw: st.DrawFn) -> tuple[Tree, Rule, Layout, bool]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(cases(), st.integers(1, 5))
+@given(cases(), st.integers(1, 5), st.booleans())
 def test_every_input_was_produced_before(
-    case: tuple[Tree, Rule, Layout, bool], pieces: int
+    case: tuple[Tree, Rule, Layout, bool], pieces: int, gathered: bool
 ) -> None:
     tree, rule, layout, stem_trains = case
     sent: set[tuple[int, str]] = set()
     packets: dict[tuple[int, str], tuple[str, ...]] = {}
     held: set[tuple[int, int, str]] = set()
-    for call in one_step(tree, rule, layout, stem_trains, pieces):
+    for call in one_step(tree, rule, layout, stem_trains, pieces, gathered):
         for name in call.inputs:
             assert (call.piece, name) in sent
             held.update((call.host, call.piece, fellow) for fellow in packets[call.piece, name])
@@ -74,12 +78,51 @@ def test_every_node_goes_forward_and_backward_once(case: tuple[Tree, Rule, Layou
 
 
 @settings(max_examples=100, deadline=None)
-@given(cases())
-def test_the_last_call_of_a_host_is_marked(case: tuple[Tree, Rule, Layout, bool]) -> None:
-    calls = [c for _, wave in one_piece(*case) for c in wave]
+@given(cases(), st.booleans())
+def test_the_last_call_of_a_host_is_marked(
+    case: tuple[Tree, Rule, Layout, bool], gathered: bool
+) -> None:
+    calls = [c for _, wave in one_piece(*case, gathered=gathered) for c in wave]
     for host in {c.host for c in calls}:
         marks = [c.last for c in calls if c.host == host]
         assert marks == [False] * (len(marks) - 1) + [True]
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(), st.randoms(use_true_random=False))
+def test_gathering_keeps_every_node_in_order_and_nobody_waits_longer(
+    case: tuple[Tree, Rule, Layout, bool], random: Random
+) -> None:
+    by_level = one_step(*case, gathered=False)
+    gathered = one_step(*case, gathered=True)
+    assert len(gathered) <= len(by_level)
+    for n in (0, *case[0].nodes):
+        verbs = [
+            [op.verb for c in calls for op in c.ops if op.n == n] for calls in (by_level, gathered)
+        ]
+        assert verbs[0] == verbs[1]
+    price = {(op.verb, op.n): random.randrange(9) for c in by_level for op in c.ops}
+
+    def arrivals(calls: list[Call]) -> dict[str, int]:
+        """When each tensor that travels has been made; "" is the end of the step."""
+        free: dict[int, int] = {}
+        made: dict[str, int] = {}
+        for c in calls:
+            begin = max([free.get(c.host, 0), *(made[name] for name in c.inputs)])
+            free[c.host] = begin + sum(price[op.verb, op.n] for op in c.ops)
+            made.update(dict.fromkeys(c.outputs, free[c.host]))
+        return {**made, "": max(free.values())}
+
+    slow, fast = arrivals(by_level), arrivals(gathered)
+    assert all(fast[name] <= when for name, when in slow.items())
+
+
+@pytest.mark.parametrize("N", [2, 3, 8, 13, 16, 37, 64, 128])
+@pytest.mark.parametrize("gathered", [True, False])
+def test_two_packed_hosts_need_at_most_two_calls_per_wave(N: int, gathered: bool) -> None:
+    tree = Tree(N)
+    calls = one_step(tree, Rule(objective="node_all_ce"), pack(tree, 2), True, gathered=gathered)
+    assert len(calls) <= 2 * (2 * tree.depth - 1)
 
 
 def span(calls: list[Call]) -> int:
@@ -138,10 +181,10 @@ def test_in_flight_pieces_are_bounded_by_the_depth(
 
 @settings(max_examples=100, deadline=None)
 @given(cases(), st.integers(1, 6))
-def test_the_head_meets_levels_and_pieces_in_the_same_order_everywhere(
+def test_head_and_stem_meet_levels_and_pieces_in_the_same_order_everywhere(
     case: tuple[Tree, Rule, Layout, bool], pieces: int
 ) -> None:
-    """So its gradients add up in the same order, and placement does not change a bit.
+    """So gradients of weights that they share add up in the same order, to the bit.
 
     The spine lives either with the boundary or away from it, never partly (placement.py).
     """
@@ -154,9 +197,23 @@ def test_the_head_meets_levels_and_pieces_in_the_same_order_everywhere(
 
     def order(layout: Layout) -> list[tuple[int, int]]:
         calls = one_step(tree, rule, layout, stem_trains, pieces)
-        return [(c.piece, op.n) for c in calls for op in c.ops if op.verb == "head"]
+        return [(c.piece, op.n) for c in calls for op in c.ops if op.verb in ("head", "close")]
 
     assert order(layout) == order(Layout.single(tree))
+
+
+@given(st.integers(1, 20), st.integers(0, 300), st.floats(0.05, 1))
+def test_pieces_cover_the_batch_and_do_not_grow_when_they_taper(
+    pieces: int, more: int, taper: float
+) -> None:
+    total = pieces + more
+    even = [p.start for p in cut(0, total, pieces)]
+    assert even == [total * i // pieces for i in range(pieces)]
+    found = cut(0, total, pieces, taper)
+    assert [i for p in found for i in p.places] == list(range(total))
+    sizes = [len(p.places) for p in found]
+    assert min(sizes) >= 1
+    assert all(b <= a + 1 for a, b in itertools.pairwise(sizes))  # rounding may add one
 
 
 @given(st.integers(1, 9), st.integers(1, 6), st.booleans())

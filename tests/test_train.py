@@ -1,6 +1,7 @@
 """The train command: run folder, resume, NaN, leak. Small runs on the embedded digits."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from conftest import Result
 from safetensors.torch import load_file
 
-from treeprop_ray import checkpoint, config
+from treeprop_ray import checkpoint, config, runs
 from treeprop_ray.train import Trainer, block_applications
 from treeprop_ray.tree import Tree
 
@@ -168,3 +169,11 @@ def test_block_applications_are_counted() -> None:
         (["objective=final_ce", "alpha=1", "beta=0"], 8, 8),
     ]:
         assert block_applications(config.load(words), Tree(N)) == count
+
+
+def test_provenance_names_a_script_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["examples/bias_bound.py", "--steps", "200"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    assert runs.this_command() == "python examples/bias_bound.py --steps 200"
+    monkeypatch.setattr(sys, "argv", ["/opt/here/examples/bias_bound.py"])
+    assert runs.this_command() == "python bias_bound.py"  # no paths of this machine in a table

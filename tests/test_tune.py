@@ -37,13 +37,16 @@ COUNTS = {  # settings x seeds
     "correction": 2 * 2 * 3 * 3,
     "k_sweep": 3 * 4 * 3,
     "lm_grid": 2 * 3,
+    "lm_study": 9,
     "mnist_grid": 2 * 3 * 2,
     "mnist_table": 3 * 3 * 3 * 3,
     "noise_scale": 7 * 2 * 3,
-    "classification": 3 * 3,
+    "classification": 6 * 3,
     "objective": 3 * 3,
     "split_rule": 3 * 2 * 3,
     "tt_depth": 8 * 2 * 2 + 8 * 2,
+    "tt_mnist": 26,
+    "vit_study": 14,
 }
 TINY = """
 title: tiny
@@ -93,6 +96,16 @@ def test_a_shipped_space_expands_to_valid_trials(name: str, tmp_path: Path) -> N
         assert alone.epochs == trial.settings.epochs
     layout = sweep.space.table
     assert {*layout.rows, *layout.columns} == {*sweep.space.axes, "value"}
+
+
+def test_the_order_of_keys_in_a_grid_changes_no_name(tmp_path: Path) -> None:
+    """Tune's worker builds a trial from the axes; the plan builds it from the grid."""
+    path = tmp_path / "two.yaml"
+    path.write_text("base: digits\nspace: [{lr: [1], clip: [1]}, {clip: [2], lr: [2]}]\n")
+    sweep = resolve(str(path), "", [], None, str(tmp_path))
+    for trial in sweep.trials():
+        again = sweep.trial({k: trial.point[k] for k in sweep.space.axes}, trial.seed)
+        assert again.settings.name == trial.settings.name
 
 
 @pytest.mark.parametrize("name", COUNTS)

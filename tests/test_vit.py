@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -149,6 +150,23 @@ def test_a_stopped_run_goes_on_with_the_same_masks_and_pictures(method: str) -> 
         assert all(torch.equal(mine[k], v) for k, v in theirs.items())
 
 
+def test_chain_lr_is_for_the_chains_blocks_alone() -> None:
+    """One step of SGD: their change is multiplied, that of stem, head and auxiliary blocks not."""
+    words = [*TINY, "model.blocks=3", "optimizer=sgd", "momentum=0", "weight_decay=0"]
+    samples = data.load(config.load(words))
+
+    def change(factor: float) -> dict[str, torch.Tensor]:
+        engine = local.build(config.load([*words, f"chain_lr={factor}"]), samples, 1)
+        before = engine.state()[0]
+        engine.step(0, report=False)
+        return {name: value - before[name] for name, value in engine.state()[0].items()}
+
+    plain, faster = change(1), change(3)
+    for name, moved in plain.items():
+        expected = 3 * moved if name.split("/")[0] in ("0-1", "1-2", "2-3") else moved
+        torch.testing.assert_close(faster[name], expected, rtol=1e-3, atol=1e-6, msg=name)
+
+
 @pytest.mark.parametrize("method", ["tree", "bp"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_the_loss_falls(method: str, precision: str) -> None:
@@ -184,7 +202,14 @@ def test_adaptive_ends_are_the_shortest_and_the_full_path(command: Command, run:
     assert (rows[2][1], rows[2][3]) == (accuracy["full"], "10.00")
     assert 1 <= float(rows[1][3]) <= 10
     assert (run / "figures" / "adaptive.png").stat().st_size > 1000
-    assert command("evaluate", f"run={run}", "mode=adaptive", "threshold=0.9").code == 0
+    stored = command("evaluate", f"run={run}", "mode=adaptive", "threshold=0.9", f"out={run}/t")
+    assert stored.code == 0
+    with (run / "t" / "adaptive.csv").open(newline="") as f:
+        (line,) = csv.DictReader(f)
+    shares = [float(value) for key, value in line.items() if key.startswith("leave at")]
+    assert line["threshold"] == "0.9" and sum(shares) == pytest.approx(100)
+    page = (run / "t" / "adaptive.md").read_text()
+    assert "seed 1, 2 epochs" in page and (run / "t" / "adaptive.png").is_file()
 
 
 def test_threshold_one_is_the_full_path_even_for_saturated_logits() -> None:
@@ -225,6 +250,7 @@ def test_blocks_run_count_shared_beginnings_once(N: int, blocks: tuple[int, ...]
         (["mode=adaptive", "threshold=nan"], ["threshold=nan", "[0, 1]"]),
         (["mode=adaptive", "path=full"], ["path=full", "spine"]),
         (["threshold=0.5"], ["threshold=0.5", "mode=adaptive"]),
+        (["out=results"], ["out=results", "mode=adaptive"]),
         (["mode=early"], ["mode=early", "paths, adaptive"]),
     ],
 )

@@ -11,6 +11,7 @@
     python -m treeprop_ray.bench baselines              # table of finished MNIST runs
     python -m treeprop_ray.bench accounting             # work, memory and bytes of every method
     python -m treeprop_ray.bench vit                    # full-size cifar10_vit, time per step
+    python -m treeprop_ray.bench vit engine=ray         # the same in two actors
     python -m treeprop_ray.bench gpt steps=3            # GPT-2 small: peak memory, bytes per step
     python -m treeprop_ray.bench generate run=results/runs/<name>   # drafts against plain decoding
     python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
@@ -54,7 +55,7 @@ class BenchSettings:
         "which benchmark (the first word of the command)",
         choices=list(BENCHMARKS),
     )
-    engine: str = opt("local", "step: one process or Ray actors", choices=["local", "ray"])
+    engine: str = opt("local", "step, vit: one process or Ray actors", choices=["local", "ray"])
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
     depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)

@@ -53,6 +53,11 @@ def check(settings: Any) -> None:
         raise UserError(
             f"microbatches={settings.microbatches}: at most batch={settings.batch} pieces"
         )
+    if settings.taper != 1 and (settings.method != "tree" or recurrent(settings)):
+        raise UserError(
+            f"taper={settings.taper}: is for the tree over blocks; method={settings.method} "
+            f"model.name={settings.model.name} needs 1"
+        )
     check_model(settings.model)
     check_text(settings)
     check_time(settings)
@@ -60,6 +65,10 @@ def check(settings: Any) -> None:
         raise UserError(
             f"probe.every={settings.probe.every}: compares TreeProp over blocks with "
             f"backpropagation; method={settings.method} model.name={settings.model.name} needs 0"
+        )
+    if settings.chain_lr != 1 and recurrent(settings):
+        raise UserError(
+            f"chain_lr={settings.chain_lr}: is for trees over blocks; through time use time.recipe"
         )
     check_baselines(settings)
     if family_of(settings) == "bernoulli":

@@ -7,13 +7,15 @@ python -m treeprop_ray.evaluate run=results/runs/<name> mode=adaptive threshold=
 mode=adaptive sends every sample along the spine, shortest path first, until the softmax maximum
 reaches the threshold (last resort: the full chain), prints accuracy against blocks run (a sample
 that needs the full chain has run the spine as well) and draws figures/adaptive.png in the run
-folder.
+folder; with out=results the table and the figure are written there too, as adaptive.*.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from treeprop_ray.config import opt
 from treeprop_ray.errors import UserError
 
 if TYPE_CHECKING:
+    from treeprop_ray.adaptive import Point
     from treeprop_ray.data import DataSet
     from treeprop_ray.network import TreeNetwork
 
@@ -41,6 +44,7 @@ class EvaluateSettings:
     threshold: Any = opt(
         None, "adaptive: softmax maximum at which a sample stops, a number or a list; default 0 … 1"
     )
+    out: str = opt("", "adaptive: folder for the table and figure, e.g. results; default: none")
     path: Any = opt("all", "all, full, spine-k, or indices such as [0,4,6,7,8]")
     split: str = opt("test", "which split", choices=["train", "validation", "test"])
     data_root: str | None = opt(None, "hub folder, if it has moved since the run")
@@ -51,6 +55,8 @@ def load(words: Sequence[str]) -> EvaluateSettings:
     settings: EvaluateSettings = config.merge(EvaluateSettings, ("", config.parse_overrides(words)))
     if settings.mode != "adaptive" and settings.threshold is not None:
         raise UserError(f"threshold={settings.threshold}: belongs to mode=adaptive")
+    if settings.mode != "adaptive" and settings.out:
+        raise UserError(f"out={settings.out}: belongs to mode=adaptive")
     if settings.mode == "adaptive" and settings.path != "all":
         raise UserError(f"path={settings.path}: mode=adaptive goes along the spine; leave path=all")
     thresholds_of(settings.threshold)
@@ -107,8 +113,48 @@ def adaptive(settings: EvaluateSettings, network: TreeNetwork, samples: DataSet)
     points = [at_threshold(exits, t) for t in thresholds_of(settings.threshold)]
     target = Path(settings.run) / "figures" / "adaptive.png"
     target.parent.mkdir(exist_ok=True)
-    figures.adaptive(points, fixed_paths(exits, network.tree.named_paths), settings.split, target)
+    fixed = fixed_paths(exits, network.tree.named_paths)
+    figures.adaptive(points, fixed, settings.split, target)
+    if settings.out:
+        store(settings, points, fixed, exits.names, target)
     return f"{table_of(points, exits.names)}\nfigure: {target}"
+
+
+def store(
+    settings: EvaluateSettings,
+    points: Sequence[Point],
+    fixed: Mapping[str, tuple[int, float]],
+    names: Sequence[str],
+    figure: Path,
+) -> None:
+    """<out>/adaptive.md, .csv and .png, with the run's own command and commit."""
+    from treeprop_ray.benchmarks import write_table
+
+    summary = Path(settings.run) / "summary.json"
+    if not summary.is_file():
+        raise UserError(f"out={settings.out}: run={settings.run} is not finished")
+    of_run = json.loads(summary.read_text())
+    rows = [
+        {
+            "threshold": f"{p.threshold:g}",
+            "accuracy (%)": 100 * p.accuracy,
+            "blocks run (mean)": p.blocks,
+            **{f"leave at {n} (%)": 100 * x for n, x in zip(names, p.left_at, strict=True)},
+        }
+        for p in points
+    ]
+    one = ", ".join(f"{n} {100 * right:.2f} % ({blocks})" for n, (blocks, right) in fixed.items())
+    samples = of_run["samples"]
+    notes = [
+        f"Every sample on one path (blocks): {one}.",
+        f"Split {settings.split} of {of_run['data']} ({samples['train']:,} training, "
+        f"{samples['test']:,} test samples), seed {of_run['seed']}, {of_run['epochs']:g} epochs.  ",
+        f"Run: `{of_run['command']}`, commit {of_run['commit']}.", "",
+        "![accuracy over blocks](adaptive.png)",
+    ]  # fmt: skip
+    title = "Adaptive inference: samples stop on the spine when the softmax is confident"
+    write_table(settings.out, "adaptive", title, rows, notes)
+    shutil.copy(figure, Path(settings.out) / "adaptive.png")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -61,6 +61,7 @@ class Host:
         self.optimizer = PartOptimizer(named(self.parts), optimizer)
         self.held: dict[int, Held] = {}  # per piece of the batch
         self.current: tuple[int, Tensor, Tensor] | None = None  # the batch of this step
+        self.at = ""  # which node is at work
         self.gauge: Gauge | None = None  # while a probe is under way
         self.data_seconds = 0.0  # spent on getting batches, since the host was made
 
@@ -86,6 +87,7 @@ class Host:
         for name, t in inputs.items():
             held[name] = None if t is None else t.to(self.device, non_blocking=True)
         for op in call.ops:
+            self.at = self._where(op.n) if op.n in self.nodes else ""
             self._do(op, held, piece)
         out = {name: held[name] for name in call.outputs}
         if call.last:

@@ -36,6 +36,9 @@ class OptimizerRule:
         made = cls(
             s.optimizer, s.lr, s.weight_decay, s.momentum, s.schedule, s.warmup, s.clip, total_steps
         )
+        if s.method == "tree" and s.chain_lr != 1:
+            chain = range(s.model.blocks - s.model.output_block)  # an output block is in the head
+            made = replace(made, factors=tuple((f"{l}-{l + 1}", s.chain_lr) for l in chain))
         if s.method != "cff":
             return made
         first = total_steps - max(1, round(s.cff.head_share * total_steps))

@@ -10,6 +10,7 @@ That is N / 2 lines for N - 1 nodes; `packed` deals the lines out to H actors.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -86,7 +87,8 @@ def pack(tree: Tree, hosts: int) -> Layout:
     """Deal the lines out to `hosts` actors so that the levels' slowest actors are fast.
 
     A node costs two block applications, a spine node one (its right block is the head). Longest
-    lines first, each to the actor where the sum over levels of the busiest actor grows least.
+    lines first, to the actor where the sum over levels of the busiest actor grows least. Among
+    equals a line joins its parent: a subtree that stays together sends adjoints of its top alone.
     """
     load = [[0.0] * (tree.depth + 1) for _ in range(hosts)]
     busiest = [0.0] * (tree.depth + 1)  # of all actors, by level
@@ -101,16 +103,25 @@ def pack(tree: Tree, hosts: int) -> Layout:
     def cost(node: Node) -> float:
         return 1.0 if tree.is_spine(node) else 2.0
 
-    def span_with(line: Sequence[Node], host: int) -> tuple[float, float, int]:
+    def span_with(line: Sequence[Node], host: int) -> tuple[float, float]:
         grown = list(load[host])
         for node in line:
             grown[node.level] += cost(node)
-        return sum(map(max, busiest, grown)), sum(load[host]), host
+        return sum(map(max, busiest, grown)), sum(load[host])
+
+    def shape(line: Sequence[Node]) -> tuple[int, int]:
+        return -len(line), line[0].level
 
     first, *rest = lines(tree)
     put(first, 0)
-    for line in sorted(rest, key=lambda line: (-len(line), line[0].n)):
-        put(line, min(span_with(line, h) for h in range(hosts))[2])
+    for _, equal in itertools.groupby(sorted(rest, key=shape), shape):
+        left = list(equal)
+        while left:
+            kin = {host_of.get(tree.parents[line[0].n]): line for line in reversed(left)}
+            host = min(range(hosts), key=lambda h: (*span_with(left[0], h), h not in kin))
+            line = kin.get(host, left[0])
+            left.remove(line)
+            put(line, host)
     return Layout(host_of)
 
 

@@ -98,14 +98,16 @@ def leak(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
 
 
 def bound(rows: pd.DataFrame, target: Path) -> None:
-    """The bound F, its cross-entropy part and the likelihood by importance sampling."""
+    """The bound F by draws and at the means, its CE, the likelihood by importance sampling."""
     fig, ax = plt.subplots(figsize=(6, 3.6))
     for column, label in (
         ("F", "F"),
+        ("F_mean", "F at the means"),
         ("F_ce", "cross-entropy part of F"),
         ("nll", "-log p(y | x), importance sampling"),
     ):
-        ax.plot(rows.step, rows[column], marker=".", label=label)
+        if column in rows:  # F_mean is younger than the others
+            ax.plot(rows.step, rows[column], marker=".", label=label)
     ax.set(xlabel="step", ylabel="nats per label", title="the variational bound", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8)

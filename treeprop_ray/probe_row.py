@@ -10,6 +10,8 @@
     kl/<n>, kl               KL(q(z_n | z_l, z_r) || p(z_n | z_{n-1})), its part that depends on
                              the means, and the sum over the states
     kl_constant              what the variances alone add to that sum (Gaussian)
+    F_mean                   kl + kl_constant + cross-entropy at the finest spine node: F at the
+                             means that training passes on (binary states: no draw takes place)
     F = F_kl + F_ce          the bound, by draws from q; log_ratio/<n>: share of state n in F_kl
     nll, gap                 -log p(y | x) by importance sampling with q, and F - nll; nll is an
                              upper bound that falls as draws rise, so gap is a lower one
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 WHOLE = [
     "cosine", "norm_bp", "norm_tree", "norm_bias", "descent", "kl", "kl_constant",
-    "F", "F_kl", "F_ce", "nll", "gap", "ess",
+    "F_mean", "F", "F_kl", "F_ce", "nll", "gap", "ess",
 ]  # fmt: skip
 
 
@@ -81,6 +83,7 @@ def combine(
         tree_ce = sum(host.tree_ce.get(int(name), 0.0) for host in hosts) / batches
         row |= {f"clean_ce/{name}": score.loss, f"tree_ce/{name}": tree_ce}
         row[f"leak/{name}"] = score.loss - tree_ce
+    row["F_mean"] = row["kl"] + row.get("kl_constant", 0.0) + row[f"tree_ce/{tree.spine[-1].n}"]
     if draws and has_density(rule):
         row |= bound(hosts, tree, draws, labels)
     return row

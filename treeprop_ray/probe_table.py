@@ -16,7 +16,7 @@ from treeprop_ray.probe_figures import draw
 from treeprop_ray.runfiles import run_settings
 from treeprop_ray.tree import Tree
 
-SHOWN = ["cosine", "norm_bp", "norm_tree", "norm_bias", "kl", "F", "nll", "gap"]
+SHOWN = ["cosine", "norm_bp", "norm_tree", "norm_bias", "kl", "F_mean", "F", "nll", "gap"]
 FIGURES = ["probe_alignment", "probe_blocks", "probe_kl", "probe_tree", "probe_bound", "probe_leak"]
 ROWS = 12  # of a table; the CSV beside it has all
 
@@ -34,8 +34,10 @@ def write(runs: Sequence[str], out: str) -> Path:
         "`cosine`: between the true gradient g of the deployed chain (backpropagation) and the "
         "TreeProp update g_hat, over the chain's parameters; `norm_*`: |g|, |g_hat|, |b| with "
         "b = g_hat - g; `kl`: divergence of the states' factors from the chain's transitions, "
-        "summed over the states; `F`, `nll`, `gap`: the bound, -log p(y|x) by importance sampling, "
-        "their difference; `leak`: cross-entropy of the clean spine path minus that of the tree at "
+        "summed over the states; `F_mean`: that plus the cross-entropy at the finest spine node, "
+        "the bound at the means that training passes on; `F`, `nll`, `gap`: the bound by draws, "
+        "-log p(y|x) by importance sampling, their difference; `leak`: cross-entropy of the clean "
+        "spine path minus that of the tree at "
         "the finest spine node. Nats per label. `treeprop_ray/probe_row.py` defines every column.",
         "",
         *sections,
@@ -72,7 +74,7 @@ def section(run: Path, summary: dict[str, Any] | None, rows: pd.DataFrame, folde
             shutil.copyfile(source, folder / f"{name}-{figure}.png")
             pictures.append(f"![{figure}](probe/{name}-{figure}.png)")
     leak = next(c for c in reversed(rows.columns) if c.startswith("leak/"))
-    shown = [c for c in SHOWN if rows[c].notna().any()]
+    shown = [c for c in SHOWN if c in rows and rows[c].notna().any()]
     keep = sorted({round(i * (len(rows) - 1) / (ROWS - 1)) for i in range(ROWS)})
     table = [
         {
@@ -85,10 +87,30 @@ def section(run: Path, summary: dict[str, Any] | None, rows: pd.DataFrame, folde
     ]
     lines = [
         f"## {name}", "", verdict(rows), "", markdown(table), "",
+        "By chain block, at the first probe and as the mean of the last three: cosine, "
+        "|g_hat| / |g|, and the block's share of |g|^2 in %.", "", markdown(by_block(rows)), "",
         f"All {len(rows)} rows: [probe/{name}.csv](probe/{name}.csv). {outcome(summary)}",
         "", *pictures, "", *origin(run, summary), "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def by_block(rows: pd.DataFrame) -> list[dict[str, str]]:
+    """What the whole cosine is made of: where the gradient is, and whether the update is there."""
+    first, last = rows.iloc[0], rows.iloc[-3:].mean(numeric_only=True)
+    names = [c.removeprefix("share/") for c in rows if c.startswith("share/")]
+    return [
+        {
+            "block": name,
+            **{
+                f"{kind}, {when}": f"{scale * row[f'{kind}/{name}']:.2g}"
+                for kind, scale in (("cosine", 1), ("ratio", 1), ("share", 100))
+                for when, row in (("first", first), ("last", last))
+            },
+        }
+        for name in names
+        if rows[f"share/{name}"].notna().any()
+    ]
 
 
 def outcome(summary: dict[str, Any] | None) -> str:

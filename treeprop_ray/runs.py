@@ -124,12 +124,10 @@ def provenance(command: str | None = None) -> dict[str, Any]:
 
 def this_command() -> str:
     """The command of this process, as a user would type it."""
-    return shlex.join(["python", "-m", _module(), *sys.argv[1:]])
-
-
-def _module() -> str:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec.name if spec else Path(sys.argv[0]).name
+    script = Path(sys.argv[0])
+    started = ["-m", spec.name] if spec else [script.name if script.is_absolute() else str(script)]
+    return shlex.join(["python", *started, *sys.argv[1:]])
 
 
 def _version(package: str) -> str:

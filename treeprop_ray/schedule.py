@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from treeprop_ray.gather import gather
 from treeprop_ray.rule import Rule
 from treeprop_ray.tree import Node, Tree
 
@@ -129,8 +130,15 @@ class Flow:
 
     def backward(self, node: Node) -> list[Op]:
         ops = [Op("backward", node.n, self.awaits(node), self.hands_up(node))]
-        at_root = node is self.tree.root and self.at[node.n] == self.boundary
-        return ops + self.close() if at_root else ops
+        return ops + self.close() if node is self.tree.root and self.closes_with_root else ops
+
+    @property
+    def closes_with_root(self) -> bool:
+        """Whether the stem goes back in the root's call; not with a root that went back long ago,
+        since the heads of finer levels come first (`one_piece`)."""
+        root = self.tree.root
+        last = bool(self.awaits(root)) or root.is_leaf
+        return last and self.at[root.n] == self.boundary
 
     def open(self) -> list[Op]:
         return [Op("open", 0, (), ("z0",))]
@@ -170,21 +178,28 @@ class Flow:
         return Phases([lift, settle], [head], backward=[receive, *back])
 
 
+Row = tuple[int, str, int, dict[int, list[Op]]]  # (clock, phase, level, ops by host)
 Wave = tuple[int, list[Call]]  # (clock, calls that do not depend on each other)
 
 
 def one_piece(
-    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, piece: int = 0
+    tree: Tree,
+    rule: Rule,
+    layout: Layout,
+    stem_trains: bool,
+    piece: int = 0,
+    gathered: bool = False,
 ) -> list[Wave]:
-    """The waves of one piece, in order.
+    """The waves of one piece, in order; `gathered`: in fewer calls where hosts have many nodes.
 
     The clock of a wave does not depend on the layout (a level takes three ticks: forward, head,
-    settle), so the head meets levels and pieces in the same order wherever the nodes live.
+    settle), so head and stem meet levels and pieces in the same order wherever the nodes live.
     """
     flow = Flow(tree, rule, layout, stem_trains)
     at, boundary, D = layout.host_of, layout.boundary, tree.depth
-    root_here = at[tree.root.n] == boundary
-    waves: list[tuple[int, str, int, dict[int, list[Op]]]] = []
+    # Who begins with z_0 in another host must not wait for the root: the stem has its own call.
+    stem_alone = any(at[node.n] != boundary for node in tree.nodes.values() if node.l == 0)
+    waves: list[Row] = []
 
     def wave(clock: int, phase: str, level: int, rows: list[tuple[int, list[Op]]]) -> None:
         by_host: dict[int, list[Op]] = {}
@@ -199,11 +214,11 @@ def one_piece(
     # descendants work.
     late = {at[node.n] for node in tree.level(D)}
     aside: list[tuple[int, list[Op]]] = []
-    if not root_here:
+    if stem_alone:
         wave(0, "stem", 0, [(boundary, flow.open())])
     for s in range(1, D + 1):
         rows = [(at[node.n], flow.phases(node)) for node in tree.level(s)]
-        opening = [(boundary, flow.open())] if root_here and s == 1 else []
+        opening = [(boundary, flow.open())] if s == 1 and not stem_alone else []
         aside += [(host, ops.aside) for host, ops in rows if host in late]
         closing = aside if s == D else []
         wave(3 * s - 2, "forward", s, opening + [(h, ops.forward) for h, ops in rows] + closing)
@@ -214,14 +229,12 @@ def one_piece(
         rows = [(at[node.n], flow.phases(node)) for node in tree.level(s)]
         clock = 3 * (2 * D - min(s, D - 1)) - 2  # meets the next piece's forward and goes first
         wave(clock, "backward", s, [(h, ops.backward) for h, ops in rows])
-    if not root_here:
-        wave(6 * D, "stem_backward", 0, [(boundary, flow.close())])
-    return make_calls(waves, piece, layout.one_machine)
+    if not flow.closes_with_root:
+        wave(clock, "stem_backward", 0, [(boundary, flow.close())])
+    return make_calls(gather(waves) if gathered else waves, piece, layout.one_machine)
 
 
-def make_calls(
-    waves: list[tuple[int, str, int, dict[int, list[Op]]]], piece: int, one_machine: bool = False
-) -> list[Wave]:
+def make_calls(waves: list[Row], piece: int, one_machine: bool = False) -> list[Wave]:
     """Make calls of (clock, phase, level, ops by host); a tensor travels only if another host
     reads it. Tensors with the same readers share a packet; on one machine all of a call do, since
     fewer objects cost less there and what a reader does not need is not copied."""
@@ -275,37 +288,14 @@ def interleave(pieces: list[list[Wave]], stride: int) -> list[Call]:
 
 
 def one_step(
-    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int = 1
+    tree: Tree,
+    rule: Rule,
+    layout: Layout,
+    stem_trains: bool,
+    pieces: int = 1,
+    gathered: bool = True,
 ) -> list[Call]:
     """The calls of a TreeProp step. A piece enters one level behind the one before it, so at most
     2D pieces are ever between their forward and their backward."""
-    waves = [one_piece(tree, rule, layout, stem_trains, m) for m in range(pieces)]
+    waves = [one_piece(tree, rule, layout, stem_trains, m, gathered) for m in range(pieces)]
     return interleave(waves, stride=3)
-
-
-def one_chain_step(stages: int, stem_trains: bool, pieces: int = 1) -> list[Call]:
-    """The calls of a backpropagation step over a chain of stages, one host each (GPipe).
-
-    Stage 0 opens the batch and hands the labels to the last stage; that one has the head and goes
-    forward and backward in one call.
-    """
-
-    def piece_waves(m: int) -> list[Wave]:
-        last = stages - 1
-        waves: list[tuple[int, str, int, dict[int, list[Op]]]] = []
-        for k in range(stages):
-            opening = [Op("open", 0, (), ("z0", "y"))] if k == 0 else []
-            ahead = [Op("ahead", k, (f"z{k}",), (f"z{k + 1}",))]
-            back = [
-                Op("head", k, (f"z{k + 1}", "y"), (f"a{k + 1}",)),
-                Op("back", k, (f"a{k + 1}",), (f"a{k}",)),
-            ]
-            waves.append((k, "forward", k, {k: opening + ahead + (back if k == last else [])}))
-        for k in range(last - 1, -1, -1):
-            ops = [Op("back", k, (f"a{k + 1}",), (f"a{k}",))]
-            waves.append((2 * last - k, "backward", k, {k: ops}))
-        if stem_trains:
-            waves[-1][3][0].append(Op("close", 0, ("a0",)))
-        return make_calls(waves, m)
-
-    return interleave([piece_waves(m) for m in range(pieces)], stride=1)

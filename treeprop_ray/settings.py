@@ -42,6 +42,9 @@ class Model:
         low=0,
         high=0.9,
     )
+    init_std: float = opt(
+        0.02, "gpt: deviation of the initial weights; GPT-2's 0.02 is for widths from 768", above=0
+    )
     output_block: bool = opt(
         False,
         "gpt: the last of the blocks is part of the head, so N = blocks and short paths end in it",
@@ -201,6 +204,13 @@ class Settings:
     )
     threads: int = opt(1, "torch threads per process", low=1, high=1024)
     microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
+    taper: float = opt(
+        1.0,
+        "each micro-batch has so many times the samples of the one before; below 1 the others wait "
+        "less for the root, which goes back last",
+        above=0,
+        high=1,
+    )
     recompute: bool = opt(
         False,
         "bp: activation checkpointing; a block keeps its input only and runs again in the backward",
@@ -211,6 +221,11 @@ class Settings:
     batch: int = opt(64, "batch size", low=1)
     optimizer: str = opt("adamw", "optimizer of every block", choices=["adamw", "adam", "sgd"])
     lr: float = opt(1e-3, "learning rate", above=0)
+    chain_lr: float = opt(
+        1.0,
+        "tree: learning rate of the deployed chain's blocks (not stem and head) over lr",
+        above=0,
+    )
     weight_decay: float = opt(0.01, "weight decay", low=0)
     momentum: float = opt(0.9, "momentum (sgd only)", low=0, high=1)
     schedule: str = opt(

@@ -193,6 +193,7 @@ class Trainer:
             "method": s.method,
             "engine": s.engine,
             "data": s.data.name,
+            "samples": {k: len(self.data.split(k)) for k in ("train", "validation", "test")},
             "seed": s.seed,
             "N": self.engine.tree.N,
             "depth": self.engine.tree.depth,

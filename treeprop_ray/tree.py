@@ -99,6 +99,13 @@ class Tree:
     def right_child(self, node: Node) -> Node | None:
         return self.by_interval.get(node.right)
 
+    @cached_property
+    def parents(self) -> dict[int, int]:
+        """The parent of every node but the root."""
+        found = self.by_interval.get
+        pairs = [(found(e), node) for node in self.nodes.values() for e in (node.left, node.right)]
+        return {child.n: node.n for child, node in pairs if child}
+
     def is_spine(self, node: Node) -> bool:
         """Whether the right edge is the head: only these nodes meet the labels."""
         return node.r == self.N

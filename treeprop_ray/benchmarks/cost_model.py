@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from treeprop_ray.chain_schedule import one_chain_step
 from treeprop_ray.placement import lines, pack, stages
 from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import Call, Layout, Op, one_chain_step, one_step
+from treeprop_ray.schedule import Call, Layout, Op, one_step
 from treeprop_ray.tree import Tree
 
 STATE_BYTES = 4  # of a number in a state: float32, also when the blocks compute in bf16

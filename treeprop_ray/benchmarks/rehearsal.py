@@ -81,7 +81,7 @@ def step(
 ) -> int:
     """One step; returns the bytes that went from host to host."""
     copies = job.rule.mc_samples if settings.method == "tree" else 1
-    pieces = cut(step, job.batch * copies, settings.microbatches)
+    pieces = cut(step, job.batch * copies, settings.microbatches, settings.taper)
     sent: dict[tuple[int, str], dict[str, Any]] = {}  # the packet of a tensor, by piece and name
     moved = 0
     charge = meter.charge if meter else contextlib.nullcontext
@@ -112,7 +112,9 @@ class Units:
     def __init__(self, job: Job, settings: Settings, made: Plan) -> None:
         from treeprop_ray.placement import stages
 
-        self.job, self.method, self.pieces = job, settings.method, settings.microbatches
+        self.job, self.method = job, settings.method
+        pieces = cut(0, job.batch, settings.microbatches, settings.taper)
+        self.shares = [len(piece.places) / job.batch for piece in pieces]
         self.back = 2.0 if settings.recompute else 1.0  # a recomputed block runs again
         self.blocks = [
             sum(edge != job.tree.head for edge in cut)
@@ -121,7 +123,7 @@ class Units:
 
     def of(self, call: Call) -> float:
         """Block applications of a call."""
-        return sum(self._op(op, call.host) for op in call.ops) / self.pieces
+        return sum(self._op(op, call.host) for op in call.ops) * self.shares[call.piece]
 
     def _op(self, op: Op, host: int) -> float:
         if self.method == "cff":  # two views in each forward and backward; the head waits

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from treeprop_ray.benchmarks import markdown, span_cff, write_table
+from treeprop_ray.chain_schedule import one_chain_step
 from treeprop_ray.config import RaySettings
 from treeprop_ray.engine import runtime
 from treeprop_ray.engine.actors import HostLike, Role
@@ -27,7 +28,7 @@ from treeprop_ray.engine.base import StepReport
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.placement import Plan, pack
 from treeprop_ray.rule import Piece, Rule
-from treeprop_ray.schedule import Call, Layout, one_chain_step, one_step
+from treeprop_ray.schedule import Call, Layout, one_step
 from treeprop_ray.tree import Tree, ideal_span
 
 if TYPE_CHECKING:
@@ -128,7 +129,11 @@ class Emulation:
         """A TreeProp step with N blocks of t seconds."""
         tree = Tree(N)
         calls = one_step(
-            tree, Rule(objective="node_all_ce"), replace(pack(tree, HOSTS), one_machine=True), True
+            tree,
+            Rule(objective="node_all_ce"),
+            replace(pack(tree, HOSTS), one_machine=True),
+            True,
+            gathered=False,  # a host stands for many devices, which wait for each other's levels
         )
         return self.seconds(calls, partial(EmulatedHost, t, counting, 0), runs=7)
 

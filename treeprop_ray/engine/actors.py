@@ -41,6 +41,7 @@ class Role:
     direct: bool  # Ray Direct Transport
     threads: int = 1
     keep_spans: int = 0
+    taper: float = 1.0  # of the pieces (rule.cut)
 
 
 class HostActor:
@@ -55,6 +56,7 @@ class HostActor:
         self.role = role
         self.host = role.make_host()
         self.broken: TrainingError | None = None
+        self.told: StepReport | None = None  # the report of the step that is ending
         self.spans: deque[Span] = deque(maxlen=role.keep_spans)
         self.sent = 0
         self.busy = 0.0
@@ -77,55 +79,58 @@ class HostActor:
         if self.broken:
             raise self.broken  # the first error is the one to show, not what follows from it
         call = self.role.calls[index]
-        piece = cut(step, self.role.total, self.role.pieces)[call.piece]
+        piece = cut(step, self.role.total, self.role.pieces, self.role.taper)[call.piece]
         begin = time.time()
         try:
             out = self.host.run(call, piece, transport.unpack(packets))
         except Exception as e:
-            where = f"node {', '.join(map(str, call.nodes))}" if call.nodes else "boundary"
-            reason = f"{type(e).__name__}: {e}"
-            self.broken = TrainingError(f"{where}, level {call.level}, step {step}: {reason}")
+            nodes = f"node {', '.join(map(str, call.nodes))}" if call.nodes else "boundary"
+            where = getattr(self.host, "at", "") or f"{nodes}, level {call.level}"
+            self.broken = TrainingError(f"{where}, step {step}: {type(e).__name__}: {e}")
             raise self.broken from e
-        end = time.time()
         if step >= 0:  # the timeline is about training
-            self._note(call, step, begin, end, transport.size(out))
+            seconds = self._note(call.phase, call.level, call.piece, step, begin)
+            self.sent += transport.size(out)
+            self._gauges.wave(call, seconds, self.sent)
         if self.role.direct:
             return transport.pack_direct(out)
         packed = transport.pack(out, call.packets)
         return packed if len(packed) > 1 else (packed[0] if packed else None)
 
-    def report(self, step: int, norms: bool, *_: Any) -> StepReport:
-        """Losses and gradient norms after the backward waves; `_` is the call it waits for."""
+    def report(self, step: int, norms: bool) -> StepReport:
+        """Losses and gradient norms after the backward waves."""
+        self.told = None
         if self.broken:
             raise self.broken
-        began = time.time()
-        report = self.host.report(step, norms)
-        self.busy += time.time() - began
+        begin = time.time()
+        self.told = report = self.host.report(step, norms)
+        self._note("report", 0, 0, step, begin)
         self._gauges.losses(report)
         return report
 
-    def apply(self, step: int, *reports: StepReport) -> None:
-        """Optimizer step with the gradient norms of all hosts."""
-        self._apply(step, [r.square_norms for r in reports])
+    def apply(self, step: int, _: Any, *others: StepReport) -> None:
+        """Optimizer step with the gradient norms of all hosts: the own ones are here, those of the
+        others arrive. `_` is the call it waits for."""
+        if self.told:  # else the report has failed, and says why
+            self._apply(step, [r.square_norms for r in (self.told, *others)])
 
-    def finish(self, step: int, norms: bool, *_: Any) -> StepReport:
+    def finish(self, step: int, norms: bool, _: Any) -> StepReport:
         """Report and optimizer step in one call, when no global norm is needed."""
         report = self.report(step, norms)
         self._apply(step, None)
         return report
 
     def _apply(self, step: int, square_norms: Any) -> None:
-        began = time.time()
+        begin = time.time()
         self.host.apply(step, square_norms)
-        self.busy += time.time() - began
+        self._note("update", 0, 0, step, begin)
 
-    def _note(self, call: Call, step: int, begin: float, end: float, sent: int) -> None:
-        self.sent += sent
+    def _note(self, phase: str, level: int, piece: int, step: int, begin: float) -> float:
+        """Write down work that ends now; returns its seconds."""
+        end = time.time()
         self.busy += end - begin
-        self.spans.append(
-            Span(self.role.name, call.phase, call.level, call.piece, step, begin, end)
-        )
-        self._gauges.wave(call, end - begin, self.sent)
+        self.spans.append(Span(self.role.name, phase, level, piece, step, begin, end))
+        return end - begin
 
     def usage(self) -> tuple[float, int, list[Span]]:
         """(busy seconds, bytes sent) since the last question, and the last spans."""

@@ -221,10 +221,11 @@ class Driver:
             tail = [None] * len(self.actors)  # a direct tensor must not be passed on needlessly
         # a host whose last call failed must not step its optimizer: `tail` makes it wait and fail
         if self.clip:
-            reports = [
-                a.report.remote(step, True, t) for a, t in zip(self.actors, tail, strict=True)
+            reports = [a.report.remote(step, True) for a in self.actors]
+            done = [
+                a.apply.remote(step, tail[i], *reports[:i], *reports[i + 1 :])
+                for i, a in enumerate(self.actors)
             ]
-            done = [a.apply.remote(step, *reports) for a in self.actors]
             self.flight.append([*reports, *done])
         else:
             pairs = zip(self.actors, tail, strict=True)

@@ -11,6 +11,7 @@ from torch import nn
 from treeprop_ray.baselines.cff import CffHost
 from treeprop_ray.baselines.cff_schedule import one_cff_step
 from treeprop_ray.chain import ChainHost
+from treeprop_ray.chain_schedule import one_chain_step
 from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches
 from treeprop_ray.engine.actors import HostLike
@@ -19,7 +20,7 @@ from treeprop_ray.network import STEM
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.placement import Plan, stages
 from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import Call, one_chain_step, one_step
+from treeprop_ray.schedule import Call, one_step
 from treeprop_ray.tree import Edge, Tree
 
 Parts = Callable[[Sequence[Edge]], dict[Edge, nn.Module]]

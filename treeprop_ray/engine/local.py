@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from treeprop_ray.chain import ChainHost
+from treeprop_ray.chain_schedule import one_chain_step
 from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches, DataSet
 from treeprop_ray.engine.base import Score, Span, State, StepReport, score_paths
@@ -17,7 +18,7 @@ from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.probe_row import combine
 from treeprop_ray.probe_schedule import probe_calls
 from treeprop_ray.rule import Rule, cut
-from treeprop_ray.schedule import Layout, one_chain_step, one_step
+from treeprop_ray.schedule import Layout, one_step
 from treeprop_ray.tree import Tree
 
 
@@ -37,10 +38,11 @@ class LocalEngine:
         device: str = "cpu",
         precision: str = "float32",
         method: str = "tree",
+        taper: float = 1.0,
     ) -> None:
         self.network, self.tree, self.rule = network, network.tree, rule
         self.optimizer, self.batches = optimizer, batches
-        self.pieces = microbatches
+        self.pieces, self.taper = microbatches, taper
         stem_trains = any(p.requires_grad for p in network.stem.parameters())
         common = (batches, stem_trains, device, precision)
         parts = network.parts()
@@ -59,7 +61,7 @@ class LocalEngine:
 
     def gradients(self, step: int) -> None:
         """The forward and backward waves of a step; gradients stay in the parameters."""
-        pieces = cut(step, self.batches.batch * self.copies, self.pieces)
+        pieces = cut(step, self.batches.batch * self.copies, self.pieces, self.taper)
         for call in self.calls:
             self.host.run(call, pieces[call.piece], {})
 
@@ -91,7 +93,7 @@ class LocalEngine:
         for part, which, steps in probe_parts(batches, draws, self.rule):
             self.host.probe(part)
             for step in steps:
-                pieces = cut(step, self.batches.batch * self.copies, self.pieces)
+                pieces = cut(step, self.batches.batch * self.copies, self.pieces, self.taper)
                 for call in calls[which]:
                     self.host.run(call, pieces[call.piece], {})
         found = self.host.probe("end")
@@ -150,6 +152,7 @@ def over(
         device,
         settings.precision,
         settings.method,
+        settings.taper,
     )
 
 

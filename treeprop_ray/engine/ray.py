@@ -60,9 +60,10 @@ class RayEngine(RecoveringEngine):
                     calls=mine + more,
                     total=job.batch * (job.rule.mc_samples if tree_method else 1),
                     pieces=pieces,
+                    taper=settings.taper,
                     direct=settings.transport != "store",
                     threads=settings.threads,
-                    keep_spans=len(mine) * settings.timeline_steps,
+                    keep_spans=(len(mine) + 2) * settings.timeline_steps,
                 )
             )
         self.driver = Driver(

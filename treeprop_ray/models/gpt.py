@@ -47,13 +47,13 @@ class Cache:
 class Embedding(nn.Module):
     """Stem: tokens (B, T) to z_0 (B, T, D) with learned positions."""
 
-    def __init__(self, vocabulary: int, context: int, width: int, dropout: float) -> None:
+    def __init__(self, vocabulary: int, context: int, model: Model) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Parameter(torch.empty(context, width))
-        self.dropout = nn.Dropout(dropout)
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        nn.init.normal_(self.positions, std=0.02)
+        self.tokens = nn.Embedding(vocabulary, model.hidden)
+        self.positions = nn.Parameter(torch.empty(context, model.hidden))
+        self.dropout = nn.Dropout(model.dropout)
+        nn.init.normal_(self.tokens.weight, std=model.init_std)
+        nn.init.normal_(self.positions, std=model.init_std)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         positions_TD = self.positions[start : start + x.shape[1]]
@@ -102,11 +102,11 @@ class Block(nn.Module):
         self.contract = nn.Linear(inner, width)
         self.dropout = nn.Dropout(model.dropout)
         for linear in (self.attention.qkv, self.attention.project, self.expand, self.contract):
-            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.normal_(linear.weight, std=model.init_std)
             nn.init.zeros_(linear.bias)
         # 2 * blocks additions to the residual stream: each starts that much smaller
         for linear in (self.attention.project, self.contract):
-            nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * model.blocks))
+            nn.init.normal_(linear.weight, std=model.init_std / math.sqrt(2 * model.blocks))
 
     def forward(self, z: Tensor, cache: Cache | None = None) -> Tensor:
         z = z + self.dropout(self.attention(self.norm_1(z), cache))
@@ -225,7 +225,7 @@ def blueprint(model: Model, input_shape: tuple[int, ...], classes: int, family: 
     (context,) = input_shape
     return Blueprint(
         N=model.blocks if model.output_block else model.blocks + 1,
-        stem=lambda: Embedding(classes, context, model.hidden, model.dropout),
+        stem=lambda: Embedding(classes, context, model),
         block=lambda l, r: Block(model),
         head=lambda: Head(model),
         family=family,

@@ -88,6 +88,8 @@ def row_of(trial: Trial, sweep: Sweep) -> Row | None:
             torch=versions["torch"],
             ray=versions["ray"],
         )
+        if samples := summary.get("samples"):  # a subset has the name of the whole
+            row["data"] += f" ({samples['train']:,} training, {samples['test']:,} test samples)"
     elif state == STOPPED:
         row["epochs"] = (read_json(trial.folder / "stopped.json") or {}).get("epoch", 0)
     else:

@@ -176,6 +176,7 @@ def parse(name: str, source: str, loaded: Mapping[Any, Any]) -> Space:
     grids = [_axes(source, "space", grid) for grid in given]
     if any(grid.keys() != grids[0].keys() for grid in grids):
         raise bad("space: all grids need the same keys")
+    grids = [{key: grid[key] for key in grids[0]} for grid in grids]  # the order names the runs
     bases = {}
     for base, parts in (loaded.get("bases") or {}).items():
         _only(source, f"bases.{base}.", parts or {}, {"settings", "space"})
