@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_through_time import CELL_NAMES, B, H, batch, fixed_batches, time_network
+from test_through_time import (
+    CELL_NAMES,
+    B,
+    H,
+    batch,
+    fixed_batches,
+    loss_node_by_node,
+    time_network,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,9 +24,9 @@ from treeprop_ray.through_time.time_schedule import jumps, window_of
 from treeprop_ray.through_time.time_tree import TimeRule
 
 
-def gradients(network: TimeNetwork, lookahead: bool, pieces: int = 1) -> dict[str, Tensor]:
+def gradients(network: TimeNetwork, pieces: int) -> dict[str, Tensor]:
     x, y = batch(network.depth)
-    rule = TimeRule(network.depth, lookahead=lookahead)
+    rule = TimeRule(network.depth, lookahead=True)
     made = TreeEngine(rule, network, OptimizerRule(), fixed_batches(network.depth), pieces)
     network.zero_grad()
     for piece in cut(0, B, pieces):
@@ -27,7 +35,7 @@ def gradients(network: TimeNetwork, lookahead: bool, pieces: int = 1) -> dict[st
 
 
 def loss_by_definition(network: TimeNetwork, x: Tensor, y: Tensor) -> Tensor:
-    """Window by window, jump by jump, left to autograd."""
+    """Without the tree: window by window, jump by jump, left to autograd."""
     D, N, parts = network.depth, 2**network.depth, network.parts()
     W, h, ends = window_of(D), x.new_zeros(B, H), {}
     total = x.new_zeros(())
@@ -41,8 +49,7 @@ def loss_by_definition(network: TimeNetwork, x: Tensor, y: Tensor) -> Tensor:
             d = (t & -t).bit_length() - 1
             h = parts[f"f{d}"](x[:, t : t + 2**d].flatten(1), h)
             t += 2**d
-        share = 1 if end == N else 1 / (N // W - 1)
-        total = total + share * F.cross_entropy(parts["readout"](h), y)
+        total = total + F.cross_entropy(parts["readout"](h), y)
     return total
 
 
@@ -50,20 +57,20 @@ def loss_by_definition(network: TimeNetwork, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("D", [1, 3, 5])
 def test_its_gradient_is_that_of_the_stated_objective(kind: str, D: int) -> None:
     network, (x, y) = time_network(kind, D), batch(D)
-    plain = gradients(network, lookahead=False)
     network.zero_grad()
-    loss_by_definition(network, x, y).backward()
-    added = {k: p.grad.clone() for k, p in network.named_parameters() if p.grad is not None}
+    (loss_by_definition(network, x, y) + loss_node_by_node(network, x, y, finest=1)).backward()
+    expected = {k: p.grad.clone() for k, p in network.named_parameters() if p.grad is not None}
     for pieces in (1, 2):
-        found = gradients(network, lookahead=True, pieces=pieces)
+        found = gradients(network, pieces)
+        assert found.keys() == expected.keys()
         for k, grad in found.items():
-            torch.testing.assert_close(grad, plain[k] + added.get(k, 0.0), msg=f"{pieces}: {k}")
+            torch.testing.assert_close(grad, expected[k], msg=f"{pieces}: {k}")
 
 
 @pytest.mark.parametrize("D", range(1, 11))
 def test_every_window_reaches_the_end_over_distinct_depths(D: int) -> None:
     W, N = window_of(D), 2**D
-    assert N % W == 0 and max(2, 2 * D) >= W
+    assert N % W == 0 and 2 <= W <= max(2, min(4 * D, N // 2))
     at = {j: (j + 1) * W for j in range(N // W)}
     for d, moved in jumps(D, W).items():
         for j, t in moved:

@@ -166,7 +166,7 @@ def check_time(settings: Settings) -> None:
         raise UserError(f"placement=packed: model.name={model} has an actor per depth; use auto")
     if s.engine == "ray" and s.hosts:
         raise UserError(f"hosts={s.hosts}: model.name={model} has an actor per depth; use 0")
-    check_shards(s.time)
+    check_windows(s.time)
     if s.family == "bernoulli":
         raise UserError(f"family=bernoulli: model.name={model} passes its states on as they are")
     for key, neutral in (("sigma", 0), ("beta", 0), ("mc_samples", 1)):
@@ -177,8 +177,8 @@ def check_time(settings: Settings) -> None:
             )
 
 
-def check_shards(time: Time) -> None:
-    """Windows of equal size, none shorter than what the sweeps look back on."""
+def check_windows(time: Time) -> None:
+    """Shards of equal size, none shorter than what the sweeps look back on; what a recipe lacks."""
     shards, nodes = time.shards, 2 ** (time.depth - 1)
     if shards & (shards - 1) or shards > nodes:
         raise UserError(
@@ -187,6 +187,11 @@ def check_shards(time: Time) -> None:
     if shards > 1 and time.recipe == "lookahead":
         raise UserError(
             f"time.shards={shards}: time.recipe=lookahead has one actor per depth; use 1"
+        )
+    if time.sweeps and time.recipe == "lookahead":
+        raise UserError(
+            f"time.sweeps={time.sweeps}: time.recipe=lookahead has none, the deployed cell goes "
+            "over its own states; use 0"
         )
     if shards > 1 and time.sweeps // 2 > nodes // shards:
         raise UserError(

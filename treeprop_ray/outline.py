@@ -110,11 +110,13 @@ def over_time(settings: Settings) -> Outline:
         terms[d]["right"] = 1.0  # the coarsest depth has one node, whose target is the label
     if time.sweeps:
         terms[0]["cons"] = time.lambda_cons
-    paths = {"tree": tree.spine_paths[-1], "full": tree.chain}
+    spine = tree.spine_paths
     # two applications per node; the first sweep is already there when others follow
     applications = 2 * (tree.N - 1) + max(time.sweeps - 1, min(1, time.sweeps)) * tree.N
-    if time.recipe == "lookahead":
+    if time.recipe == "lookahead":  # the deployed cell has no nodes: the tree ends at depth 1
         moved = [len(m) for m in jumps(time.depth, window_of(time.depth)).values()]
-        terms[0] |= {"roll": 1.0, "look": 1.0} if moved else {"roll": 1.0}
-        applications += tree.N + sum(moved)
+        terms[0] = {"roll": 1.0, "look": 1.0} if moved else {"roll": 1.0}
+        applications += sum(moved)
+        spine = spine[:-1] or spine
+    paths = {"tree": spine[-1], "full": tree.chain}
     return Outline(tree, paths, terms, deployed, applications, "depth", True, 1)

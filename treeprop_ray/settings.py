@@ -90,8 +90,8 @@ class Time:
     recipe: str = opt(
         "paper",
         "paper: one learning rate, one gradient norm; boost: 3 lr for the deployed cell, and each "
-        "cell's gradient clipped on its own; lookahead: that, and the deployed cell also learns on "
-        "its own states, by the label that the coarser cells lead them to",
+        "cell's gradient clipped on its own; lookahead: that, and the deployed cell learns on its "
+        "own states in place of the tree's, by the label that the coarser cells lead them to",
         choices=["paper", "boost", "lookahead"],
     )
     shards: int = opt(

@@ -48,7 +48,7 @@ class DepthHost(Owner):
         super().__init__({cell_name(window.d): cell}, *rest)
         self.window, self.leads, self.cell = window, window.j == 0, cell
         self.depth = Depth(cell, window.d, rule, self.autocast)  # type: ignore[arg-type]
-        self.ahead_too: Roll | Jump | None = None
+        self.ahead_too: Roll | Jump | None = None  # depth 0 then has no nodes
         if rule.lookahead and window.d == 0:
             self.ahead_too = Roll(self.depth.cell, rule.depth, self.autocast)
         elif rule.lookahead and window.d in jumps(rule.depth, window_of(rule.depth)):

@@ -169,21 +169,21 @@ class TreeEngine(TimeEngine):
         cells, autocast = self.owner.parts, self.owner.autocast
         self.depths = [
             Depth(cells[cell_name(d)], d, rule, autocast)  # type: ignore[arg-type]
-            for d in range(rule.depth)
+            for d in range(int(rule.lookahead), rule.depth)
         ]
         readout = cells[READOUT]
         assert isinstance(readout, nn.Linear)
         self.readout = Readout(readout, autocast)
         self.roll: Roll | None = None
         if rule.lookahead:
-            self.roll = Roll(self.depths[0].cell, rule.depth, autocast)
+            self.roll = Roll(cells[cell_name(0)], rule.depth, autocast)  # type: ignore[arg-type]
             self.jumps = [
-                Jump(self.depths[d].cell, d, rule.depth, autocast)
+                Jump(cells[cell_name(d)], d, rule.depth, autocast)  # type: ignore[arg-type]
                 for d in jumps(rule.depth, self.roll.W)
             ]
 
     def gradients(self, x_BNS: Tensor, y: Tensor, piece: Piece) -> None:
-        states = first_states(x_BNS, self.depths[0].cell.hidden)
+        states = first_states(x_BNS, self.readout.module.in_features)
         labels = self.readout.onehot(y)
         for depth in reversed(self.depths):
             states, hat = depth.ahead(x_BNS, states)

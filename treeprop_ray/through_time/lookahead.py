@@ -1,20 +1,22 @@
 """recipe=lookahead: the deployed cell learns on its own states, and the coarse cells tell it why.
 
-The deployed cell goes over the sequence once, as it does when deployed. Its backward is cut into
-windows of W symbols that go back side by side. What backpropagation through time would bring a
+The deployed cell f_0 is not trained on the tree's states at all: it has no nodes, and the tree ends
+at depth 1. Instead it goes over the sequence once, as it does when deployed. Its backward is cut
+into windows of W symbols that go back side by side. What backpropagation through time would bring a
 window from behind, the coarser cells bring instead: from the end of every window they go on to the
 end of the sequence, where the label is.
 
-    t      0       8       16      24      32      40      48      56      64      D = 6, W = 8
-    roll   ├───────┼───────┼───────┼───────┼───────┼───────┼───────┼───────┤      f_0, step by step
-    look           8───►16────────►32────────────────────────────►64              f_3 f_4 f_5
-                           16─────►32────────────────────────────►64              f_4 f_5
-                                   …                       56───►64               f_3
+    t      0          16          32          48          64        D = 6, W = 16
+    roll   ├───────────┼───────────┼───────────┼───────────┤        f_0, step by step
+    look              16─────────►32──────────────────────►64       f_4 f_5
+                                  32──────────────────────►64       f_5
+                                              48─────────►64        f_4
 
-The cross-entropy there goes back over the same jumps into the window. So f_0 gets, on the states
-that it meets when deployed, the gradient of the label over at most W steps and log2(N / W) jumps,
-and the coarser cells learn to go on from such states. Backward span: W + log2(N / W); the forward
-of the deployed cell is N steps, at the same time as the tree's.
+Objective, added to that of the tree's depths 1 … D-1: the sum over the windows' ends of the
+cross-entropy at the label that they lead to. It goes back over the same jumps into the window. So
+f_0 gets, on the states that it meets when deployed, the gradient of the label over at most W steps
+and log2(N / W) jumps, and the coarser cells learn to go on from such states. Backward span:
+W + log2(N / W); the forward of the deployed cell is N steps, at the same time as the tree's.
 
 Legend: B batch, N symbols, S numbers per symbol, H hidden width, n = N / W windows.
 """

@@ -20,11 +20,12 @@ At depth 0 a window reaches back over as many nodes as the sweeps look back. Aft
 each gives its gradients (G<d>.<j>) to the others, and all add them up in the same order, so the
 copies stay equal.
 
-recipe=lookahead (lookahead.py, without shards) goes on after the tree, D = 6 with windows of 8:
+recipe=lookahead (lookahead.py, without shards): depth 0 has a roll in place of its nodes, and the
+rest goes on after the tree; D = 6 with windows of 16:
 
-    boundary                          look                                  v<d> the windows' ends
-    depth 3, 4, 5        jump jump jump    return return return             after depth d,
-    depth 0         roll                                        rolled      a<d> the slope there
+    boundary   open          look                      v<d> the windows' ends after depth d,
+    depth 4, 5     … jump jump    return return        a<d> the slope there
+    depth 0        roll                      rolled
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ def one_time_step(
     calls = []
     for piece in range(pieces):
         calls.append(call("open", D, BOUNDARY, piece, [], ["x"], False))
-        for d in reversed(range(D)):
+        if lookahead:
+            calls.append(call("roll", 0, 1, piece, ["x"], ["v0"], False))
+        for d in reversed(range(int(lookahead), D)):
             mine = [(1 + i, w) for i, w in enumerate(parts) if w.d == d]
             for host, w in mine:
                 reads = ["x"] if w.top else ["x", *(f"s{d + 1}.{k}" for k in w.reads)]
@@ -130,11 +133,10 @@ def one_time_step(
                 final = piece == pieces - 1
                 gives = [w.name("G")] if w.S > 1 and final else []
                 reads = [f"g{d}"] if w.last else []
-                goes_on = gives or (lookahead and (d == 0 or d in moved))
+                goes_on = gives or (lookahead and d in moved)
                 calls.append(call("back", d, host, piece, reads, gives, not goes_on))
         if lookahead:
             at = "v0"
-            calls.append(call("roll", 0, 1, piece, ["x"], [at], False))
             for d in moved:
                 calls.append(call("jump", d, 1 + d, piece, ["x", at], [f"v{d}"], False))
                 at = f"v{d}"
@@ -152,8 +154,8 @@ def one_time_step(
 
 
 def window_of(D: int) -> int:
-    """recipe=lookahead: the largest power of 2 that is at most 2 D and N."""
-    return 2 ** min(D, (2 * D).bit_length() - 1)
+    """recipe=lookahead: the largest power of 2 that is at most 4 D and N / 2, and not below 2."""
+    return 2 ** max(1, min(D - 1, (4 * D).bit_length() - 1))
 
 
 def jumps(D: int, W: int) -> dict[int, list[tuple[int, int]]]:

@@ -216,33 +216,33 @@ class Readout:
         return back.to(hat_BH.dtype)
 
     def look(self, ends_nBH: Tensor, onehot_BC: Tensor, batch: int) -> Tensor:
-        """The slope at h_N as the windows' ends lead to it: their mean, and the last on its own."""
-        n = len(ends_nBH)
+        """The slope at h_N, for every window's end as it leads there."""
         with torch.no_grad(), self.autocast():
             logits = full(self.module(ends_nBH))
             slope = logits.softmax(-1).sub_(onehot_BC).div_(batch)
-            slope[:-1] /= max(1, n - 1)
             back = slope @ self.module.weight
         self._looked = ends_nBH, logits, slope
         return back.to(ends_nBH.dtype)
 
     def settle(self, onehot_BC: Tensor, batch: int) -> dict[int, Terms]:
         """After all depths have asked: the readout's gradient, and the cross-entropy by depth."""
-        depths, hats, logits, slopes = zip(*self._asked, strict=True)
-        asked, looked = (torch.stack(logits), torch.cat(slopes), torch.cat(hats)), self._looked
+        asked, looked = self._asked, self._looked
         self._asked, self._looked = [], None
-        terms: dict[int, Terms] = {d: {} for d in depths}
+        terms: dict[int, Terms] = {}
         with torch.no_grad(), self.autocast():
-            for d, value in zip(depths, self._learn(*asked, onehot_BC, batch), strict=True):
-                terms[d]["ce"] = value
+            if asked:
+                depths, hats, logits, slopes = zip(*asked, strict=True)
+                found = torch.stack(logits), torch.cat(slopes), torch.cat(hats)
+                for d, value in zip(depths, self._learn(*found, onehot_BC, batch), strict=True):
+                    terms[d] = {"ce": value}
             if looked:
-                ends, found, slope = looked
+                ends, led, slope = looked
                 *look, roll = self._learn(
-                    found, slope.flatten(0, 1), ends.flatten(0, 1), onehot_BC, batch
+                    led, slope.flatten(0, 1), ends.flatten(0, 1), onehot_BC, batch
                 )
-                terms[0]["roll"] = roll
+                terms[0] = {"roll": roll}
                 if look:
-                    terms[0]["look"] = torch.stack(look).mean()
+                    terms[0]["look"] = torch.stack(look).sum()
         return terms
 
     def _learn(
