@@ -64,7 +64,9 @@ def test_two_steps_equal_one(name: str, pieces: int) -> None:
                 before = [None if p.grad is None else p.grad.clone() for p in block.parameters()]
                 later = input_first(out, slope, leaf)
                 if name != "twice":  # the weights' turn has not come yet
-                    assert all(_same(p.grad, b) for p, b in zip(block.parameters(), before))
+                    assert all(
+                        _same(p.grad, b) for p, b in zip(block.parameters(), before, strict=True)
+                    )
                 later()
             else:
                 out.backward(slope)

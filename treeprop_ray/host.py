@@ -59,12 +59,13 @@ class Host:
             self.nodes[n] = TreeNode(
                 tree, node, self.parts[node.left], right, rule, stem_trains, self._run, self._back
             )
-        self.optimizer = PartOptimizer(named(self.parts), optimizer)
+        self.optimizer = PartOptimizer(named(self.parts), optimizer, first=edge_name(STEM))
         self.held: dict[int, Held] = {}  # per piece of the batch
         self.current: tuple[int, Tensor, Tensor] | None = None  # the batch of this step
         self.at = ""  # which node is at work
         self.awaited = False  # whether other hosts wait for the call under way
-        self.later: list[Callable[[], None]] = []  # gradients of weights that nobody waits for
+        self.later: list[Callable[[], None]] = []  # what nobody waits for
+        self.stem_alone = False  # whether a step begins with a call of the stem alone
         self.gauge: Gauge | None = None  # while a probe is under way
         self.data_seconds = 0.0  # spent on getting batches, since the host was made
 
@@ -85,7 +86,7 @@ class Host:
             at_once(out, slope, leaf)
 
     def catch_up(self) -> None:
-        """What the call before has left for later."""
+        """What earlier calls have left for later."""
         for rest in self.later:
             rest()
         self.later.clear()
@@ -99,7 +100,10 @@ class Host:
 
     def run(self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]) -> Held:
         """Do a call; returns the tensors that other hosts need."""
-        self.catch_up()
+        if call.phase == "stem":
+            self.stem_alone = True
+        else:
+            self.catch_up()
         self.awaited = bool(call.packets)
         held = self.held.setdefault(piece.index, {})
         for name, t in inputs.items():
@@ -205,8 +209,15 @@ class Host:
         return f"gradient of block {part} is {value} at {where}, step {step}"
 
     def apply(self, step: int, square_norms: Iterable[Mapping[str, float]] | None) -> None:
-        """Optimizer step; with clipping `square_norms` are those of all hosts."""
-        self.optimizer.step(step, square_norms)
+        """Optimizer step; with clipping `square_norms` are those of all hosts.
+
+        When others wait for z_0 of the next batch, only the stem is updated at once.
+        """
+        self.later += self.optimizer.turns(step, square_norms)
+        if self.stem_alone and self.later:
+            self.later.pop(0)()
+        else:
+            self.catch_up()
 
     def probe(self, part: str) -> HostProbe | None:
         """Begin a part of a probe (measure.py); "end" returns what was measured."""
@@ -224,6 +235,7 @@ class Host:
     @torch.no_grad()
     def through(self, edge: Edge, z: Tensor) -> Tensor:
         """A block in evaluation mode: no noise, no dropout."""
+        self.catch_up()
         module = self.parts[edge]
         module.eval()
         with self._autocast():
@@ -234,6 +246,7 @@ class Host:
     @torch.no_grad()
     def score(self, z: Tensor, y: Tensor) -> tuple[float, int, int]:
         """Summed cross-entropy, number of correct labels and number of labels at the head."""
+        self.catch_up()
         head = self.parts[self.tree.head].eval()
         with self._autocast():
             found = count(head, z.to(self.device), y)
@@ -242,6 +255,7 @@ class Host:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(weights and buffers, optimizer state), keyed by edge."""
+        self.catch_up()
         weights = {
             f"{edge_name(edge)}/{k}": v.detach().cpu().clone()
             for edge, module in self.parts.items()
