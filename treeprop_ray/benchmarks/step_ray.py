@@ -187,8 +187,6 @@ def hop_of(samples: int, hops: int = 20) -> float:
 CUTS = {  # rows of the table -> settings
     "2 actors": [],
     "2 actors, 2 micro-batches": ["microbatches=2"],
-    "2 actors, 2 tapering": ["microbatches=2", "taper=0.11"],
-    "2 actors, 3 tapering": ["microbatches=3", "taper=0.2"],
 }
 
 
@@ -222,8 +220,9 @@ def run(bench: BenchSettings) -> None:
         f"blocks, could reach {both * 11 / 12:.2f} at best in this run.",
         "",
         "`between steps`: the part of the overhead from the busiest actor's last adjoint to the "
-        "z_0 of the next step, less its own report and update. Meanwhile the root's actor goes "
-        "back with the last piece, updates and opens the next batch, and tensors hop twice. "
+        "z_0 of the next step, less its own work there (gradients of weights, report, update). "
+        "With clipping, as here, norms hop to the other actor, which updates the stem and opens "
+        "the next batch, and z_0 hops back. "
         f"A bare hop (nothing else under way) cost {hops[2]:.1f} ms with the state of 2 samples "
         f"and {hops[32]:.1f} ms with that of 32 in this run.",
     ]
@@ -244,7 +243,7 @@ def row_of(name: str, timed: Candidates, seconds: dict[str, list[float]]) -> dic
     if name in timed.engines:
         engine = timed.engines[name]
         settings = engine.settings
-        pieces = cut(0, settings.batch, settings.microbatches, settings.taper)
+        pieces = cut(0, settings.batch, settings.microbatches)
         row["samples"] = " + ".join(str(len(piece.places)) for piece in pieces)
         row["busiest actor (ms)"] = 1000 * statistics.median(timed.busiest[name])
         row["overhead (ms)"] = 1000 * statistics.median(timed.idle[name])
