@@ -45,7 +45,7 @@ COUNTS = {  # settings x seeds
     "objective": 3 * 3,
     "split_rule": 3 * 2 * 3,
     "tt_depth": 8 * 2 * 2 + 8 * 2,
-    "tt_mnist": 26,
+    "tt_mnist": 32,
     "vit_study": 14,
 }
 TINY = """

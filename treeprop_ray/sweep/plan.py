@@ -177,7 +177,8 @@ def resolve(
         else:
             words[key] = text
     chosen = list(space.seeds) if seeds is None else check_seeds("seeds", seeds)
-    return Sweep(replace(space, grids=grids), base, file, words, chosen, storage, command)
+    space = replace(space, grids=grids, written=space.grids)
+    return Sweep(space, base, file, words, chosen, storage, command)
 
 
 def _narrow(grids: list[dict[str, Axis]], key: str, values: Axis) -> list[dict[str, Axis]]:

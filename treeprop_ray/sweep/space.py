@@ -105,6 +105,7 @@ class Space:
     labels: Mapping[str, Any] = field(default_factory=dict)
     figure: Figure | None = None
     paper: Sequence[Paper] = ()
+    written: Sequence[Mapping[str, Axis]] = ()  # grids of the file, where `grids` are a command's
 
     @property
     def axes(self) -> list[str]:

@@ -112,7 +112,8 @@ def _place(section: Section, axes: Sequence[str]) -> Callable[[Key], list[int]]:
     """Sorts by the order of the values in the sweep's file, also where some are excluded."""
     orders = []
     for axis in axes:
-        found = [v for g in section.space.grids if isinstance(vs := g.get(axis), list) for v in vs]
+        grids = (*section.space.written, *section.space.grids)
+        found = [v for g in grids if isinstance(vs := g.get(axis), list) for v in vs]
         found += [point[axis] for point, _ in section.expected if axis in point]
         labels = list(section.space.table.values) if axis == VALUE else found
         orders.append(list(dict.fromkeys(show(v) for v in labels)))
