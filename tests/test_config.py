@@ -37,7 +37,6 @@ Command = Callable[..., Result]
         (["experiment=smnist_gru_small", "chain_lr=2"], ["chain_lr=2", "time.recipe"]),
         (["family=bernoulli", "model.activation=relu"], ["bernoulli", "sigmoid", "relu"]),
         (["microbatches=65"], ["microbatches=65", "batch=64"]),
-        (["taper=0.5", "method=bp"], ["taper=0.5", "method=bp", "needs 1"]),
         (["name=a/b"], ["name=a/b", "without '/'"]),
         (["batch=100000"], ["batch=100000", "digits has only"]),
         (["data.root=/no/such/folder", "experiment=mnist_d3"], ["data.root=/no/such/folder"]),

@@ -16,7 +16,7 @@ from treeprop_ray.engine.base import Engine, StepReport
 
 STEPS = 5
 ROUGH = ["model.activation=tanh", "alpha=1", "beta=0.5", "sigma=0.05", "clip=0.05",
-         "microbatches=3", "taper=0.4", "objective=node_all_ce"]  # fmt: skip
+         "microbatches=3", "objective=node_all_ce"]  # fmt: skip
 PLAIN = ["alpha=1", "beta=0", "objective=node"]
 LITERAL = ["model.activation=tanh", "alpha=0.9", "beta=0.3", "sigma=0.02", "correction=vjp",
            "mc_samples=2", "microbatches=2", "target_gradient=false"]  # fmt: skip

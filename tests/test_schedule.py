@@ -1,6 +1,5 @@
 """The wave schedule as a law, over trees, rules, placements and micro-batches."""
 
-import itertools
 from collections import Counter
 from random import Random
 
@@ -202,18 +201,13 @@ def test_head_and_stem_meet_levels_and_pieces_in_the_same_order_everywhere(
     assert order(layout) == order(Layout.single(tree))
 
 
-@given(st.integers(1, 20), st.integers(0, 300), st.floats(0.05, 1))
-def test_pieces_cover_the_batch_and_do_not_grow_when_they_taper(
-    pieces: int, more: int, taper: float
-) -> None:
+@given(st.integers(1, 20), st.integers(0, 300))
+def test_pieces_cover_the_batch_and_are_nearly_equal(pieces: int, more: int) -> None:
     total = pieces + more
-    even = [p.start for p in cut(0, total, pieces)]
-    assert even == [total * i // pieces for i in range(pieces)]
-    found = cut(0, total, pieces, taper)
+    found = cut(0, total, pieces)
     assert [i for p in found for i in p.places] == list(range(total))
     sizes = [len(p.places) for p in found]
-    assert min(sizes) >= 1
-    assert all(b <= a + 1 for a, b in itertools.pairwise(sizes))  # rounding may add one
+    assert max(sizes) - min(sizes) <= 1
 
 
 @given(st.integers(1, 9), st.integers(1, 6), st.booleans())

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from treeprop_ray.host import Batch, Held, Host
 from treeprop_ray.network import STEM
-from treeprop_ray.node import Losses
+from treeprop_ray.node import Losses, at_once
 from treeprop_ray.objective import head_loss
 from treeprop_ray.optim import OptimizerRule
 from treeprop_ray.rng import derive
@@ -62,7 +62,7 @@ class ChainHost(Host):
         elif op.verb == "head":
             held[op.writes[0]] = self._head(held[op.reads[0]], held["y"], piece)
         elif op.verb == "back":
-            held[op.writes[0]] = self._back(held[op.reads[0]], piece)
+            held[op.writes[0]] = self._return(held[op.reads[0]], piece)
         else:
             assert self.boundary is not None
             self.boundary.close(held[op.reads[0]], piece)
@@ -101,11 +101,14 @@ class ChainHost(Host):
         assert leaf.grad is not None
         return leaf.grad
 
-    def _back(self, adjoint: Tensor | None, piece: Piece) -> Tensor | None:
+    def _return(self, adjoint: Tensor | None, piece: Piece) -> Tensor | None:
         z_in, z_out = self.graphs.pop(piece.index)
         assert adjoint is not None
         if z_out.requires_grad and z_out is not z_in:
-            z_out.backward(adjoint)
+            if self.rule.recompute:  # two steps would run the blocks again twice
+                at_once(z_out, adjoint, z_in)
+            else:
+                self._back(z_out, adjoint, z_in)
             return z_in.grad
         return adjoint  # a stage that holds only the head
 

@@ -53,11 +53,6 @@ def check(settings: Any) -> None:
         raise UserError(
             f"microbatches={settings.microbatches}: at most batch={settings.batch} pieces"
         )
-    if settings.taper != 1 and (settings.method != "tree" or recurrent(settings)):
-        raise UserError(
-            f"taper={settings.taper}: is for the tree over blocks; method={settings.method} "
-            f"model.name={settings.model.name} needs 1"
-        )
     check_model(settings.model)
     check_text(settings)
     check_time(settings)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from treeprop_ray.engine.base import StepReport, count
 from treeprop_ray.errors import TrainingError
+from treeprop_ray.input_first import input_first
 from treeprop_ray.measure import Gauge, HostProbe
 from treeprop_ray.network import STEM, edge_name, named
-from treeprop_ray.node import Boundary, Losses, TreeNode, add
+from treeprop_ray.node import Boundary, Losses, TreeNode, add, at_once
 from treeprop_ray.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.probe_schedule import PROBE_VERBS
 from treeprop_ray.rule import Piece, Rule
@@ -56,12 +57,15 @@ class Host:
             node = tree.nodes[n]
             right = None if tree.is_spine(node) else self.parts[node.right]
             self.nodes[n] = TreeNode(
-                tree, node, self.parts[node.left], right, rule, stem_trains, self._run
+                tree, node, self.parts[node.left], right, rule, stem_trains, self._run, self._back
             )
-        self.optimizer = PartOptimizer(named(self.parts), optimizer)
+        self.optimizer = PartOptimizer(named(self.parts), optimizer, first=edge_name(STEM))
         self.held: dict[int, Held] = {}  # per piece of the batch
         self.current: tuple[int, Tensor, Tensor] | None = None  # the batch of this step
         self.at = ""  # which node is at work
+        self.awaited = False  # whether other hosts wait for the call under way
+        self.later: list[Callable[[], None]] = []  # what nobody waits for
+        self.stem_alone = False  # whether a step begins with a call of the stem alone
         self.gauge: Gauge | None = None  # while a probe is under way
         self.data_seconds = 0.0  # spent on getting batches, since the host was made
 
@@ -74,6 +78,19 @@ class Host:
         with self._autocast():
             return block(z)
 
+    def _back(self, out: Tensor, slope: Tensor, leaf: Tensor) -> None:
+        """Backward through a block; while others wait, only as far as they need it."""
+        if self.awaited:
+            self.later.append(input_first(out, slope, leaf))
+        else:
+            at_once(out, slope, leaf)
+
+    def catch_up(self) -> None:
+        """What earlier calls have left for later."""
+        for rest in self.later:
+            rest()
+        self.later.clear()
+
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         if not self.bf16:
             return contextlib.nullcontext()
@@ -83,6 +100,11 @@ class Host:
 
     def run(self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]) -> Held:
         """Do a call; returns the tensors that other hosts need."""
+        if call.phase == "stem":
+            self.stem_alone = True
+        else:
+            self.catch_up()
+        self.awaited = bool(call.packets)
         held = self.held.setdefault(piece.index, {})
         for name, t in inputs.items():
             held[name] = None if t is None else t.to(self.device, non_blocking=True)
@@ -148,6 +170,7 @@ class Host:
 
     def report(self, step: int, norms: bool) -> StepReport:
         """Losses (and gradient norms) of the step; NaN or Inf ends the run here."""
+        self.catch_up()
         terms = [
             (n, name, value)
             for n, losses in self.owned_losses()
@@ -186,11 +209,19 @@ class Host:
         return f"gradient of block {part} is {value} at {where}, step {step}"
 
     def apply(self, step: int, square_norms: Iterable[Mapping[str, float]] | None) -> None:
-        """Optimizer step; with clipping `square_norms` are those of all hosts."""
-        self.optimizer.step(step, square_norms)
+        """Optimizer step; with clipping `square_norms` are those of all hosts.
+
+        When others wait for z_0 of the next batch, only the stem is updated at once.
+        """
+        self.later += self.optimizer.turns(step, square_norms)
+        if self.stem_alone and self.later:
+            self.later.pop(0)()
+        else:
+            self.catch_up()
 
     def probe(self, part: str) -> HostProbe | None:
         """Begin a part of a probe (measure.py); "end" returns what was measured."""
+        self.catch_up()
         if part == "tree":
             self.gauge = Gauge(self)
         assert self.gauge is not None
@@ -204,6 +235,7 @@ class Host:
     @torch.no_grad()
     def through(self, edge: Edge, z: Tensor) -> Tensor:
         """A block in evaluation mode: no noise, no dropout."""
+        self.catch_up()
         module = self.parts[edge]
         module.eval()
         with self._autocast():
@@ -214,6 +246,7 @@ class Host:
     @torch.no_grad()
     def score(self, z: Tensor, y: Tensor) -> tuple[float, int, int]:
         """Summed cross-entropy, number of correct labels and number of labels at the head."""
+        self.catch_up()
         head = self.parts[self.tree.head].eval()
         with self._autocast():
             found = count(head, z.to(self.device), y)
@@ -222,6 +255,7 @@ class Host:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(weights and buffers, optimizer state), keyed by edge."""
+        self.catch_up()
         weights = {
             f"{edge_name(edge)}/{k}": v.detach().cpu().clone()
             for edge, module in self.parts.items()
@@ -241,6 +275,7 @@ class Host:
     def forget(self) -> None:
         """Drop everything of a step that was under way."""
         self.held.clear()
+        self.later.clear()
         if self.gauge:
             self.gauge.restore()
             self.gauge = None

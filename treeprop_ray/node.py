@@ -27,6 +27,12 @@ from treeprop_ray.rule import Piece, Rule
 from treeprop_ray.tree import Node, Tree
 
 Run = Callable[..., Tensor]  # runs a block (under autocast, on the right device)
+Back = Callable[[Tensor, Tensor, Tensor], None]  # backward from (output, its slope) to the leaf
+
+
+def at_once(out: Tensor, slope: Tensor, leaf: Tensor) -> None:
+    """Backward through a block: gradients of its weights and of `leaf`, its input."""
+    out.backward(slope)
 
 
 @dataclass
@@ -56,14 +62,16 @@ class Losses:
         return taken
 
 
-def pull_back(out: Tensor, slope: Tensor, leaf: Tensor, weight: float) -> Tensor:
+def pull_back(
+    out: Tensor, slope: Tensor, leaf: Tensor, weight: float, back: Back = at_once
+) -> Tensor:
     """The gradient at `leaf` of a loss with gradient `slope` at `out`, through the block between.
 
     With weight > 0 the block's parameters get weight times their gradient on the way.
     """
     if weight == 0:
         return torch.autograd.grad(out, leaf, slope)[0]
-    out.backward(slope if weight == 1 else weight * slope)
+    back(out, slope if weight == 1 else weight * slope, leaf)
     assert leaf.grad is not None
     return leaf.grad if weight == 1 else leaf.grad / weight
 
@@ -87,8 +95,9 @@ class TreeNode:
         rule: Rule,
         stem_trains: bool,
         run: Run,
+        back: Back = at_once,
     ) -> None:
-        self.tree, self.node, self.rule, self.run = tree, node, rule, run
+        self.tree, self.node, self.rule, self.run, self.back = tree, node, rule, run, back
         self.left, self.right = left, right
         self.wants_adj_l = rule.sends_left(node, stem_trains)
         self.wants_adj_r = rule.sends_right(tree, node)
@@ -123,7 +132,9 @@ class TreeNode:
             z_r.detach(), z_r_hat.detach(), rule.family, piece.share(z_r)
         )
         self.losses.add("right", loss)
-        saved.gradient = pull_back(z_r_hat, at_hat.to(z_r_hat.dtype), leaf, self.right_weight)
+        saved.gradient = pull_back(
+            z_r_hat, at_hat.to(z_r_hat.dtype), leaf, self.right_weight, self.back
+        )
         if self.wants_adj_r and self.right_weight > 0:
             saved.adj_r = at_z_r if self.right_weight == 1 else self.right_weight * at_z_r
         if rule.beta > 0 and saved.correction is None:
@@ -168,7 +179,7 @@ class TreeNode:
             weight = self.right_weight
             total = add(total, saved.gradient if weight == 1 else weight * saved.gradient)
         if total is not None:
-            saved.mu_fwd.backward(total.to(saved.mu_fwd.dtype))
+            self.back(saved.mu_fwd, total.to(saved.mu_fwd.dtype), saved.z_l)
         return saved.z_l.grad, saved.adj_r
 
     def _key(self, side: str, piece: Piece) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,26 +79,37 @@ class OptimizerRule:
 
 
 class PartOptimizer:
-    """One torch optimizer over several parts, whose state is read and written part by part."""
+    """Torch optimizers over several parts, whose state is read and written part by part.
 
-    def __init__(self, parts: Mapping[str, nn.Module], rule: OptimizerRule) -> None:
+    The part `first`, if it is here, has an optimizer of its own, so that its update can go ahead.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, nn.Module], rule: OptimizerRule, first: str = ""
+    ) -> None:
         self.rule = rule
         self.params: dict[str, dict[str, nn.Parameter]] = {
             name: {k: p for k, p in module.named_parameters() if p.requires_grad}
             for name, module in sorted(parts.items())
         }
-        groups: dict[float, list[nn.Parameter]] = {}
-        for name, named in self.params.items():
-            groups.setdefault(dict(rule.factors).get(name, 1.0), []).extend(named.values())
-        made = [{"params": params, "factor": f} for f, params in groups.items() if params]
-        self.optimizer = rule.make(made) if made else None
+        ahead = [name for name in self.params if name == first]
+        rest = [name for name in self.params if name != first]
+        self.optimizers = [(made, o) for made in (ahead, rest) if (o := self._make(made))]
 
-    def square_norms(self) -> dict[str, float]:
-        """Sum of squared gradients of every part."""
+    def _make(self, parts: Sequence[str]) -> torch.optim.Optimizer | None:
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name in parts:
+            factor = dict(self.rule.factors).get(name, 1.0)
+            groups.setdefault(factor, []).extend(self.params[name].values())
+        made = [{"params": params, "factor": f} for f, params in groups.items() if params]
+        return self.rule.make(made) if made else None
+
+    def square_norms(self, parts: Iterable[str] | None = None) -> dict[str, float]:
+        """Sum of squared gradients of every part, or of some."""
         found = [
             (name, p.grad)
-            for name, named in self.params.items()
-            for p in named.values()
+            for name in (self.params if parts is None else parts)
+            for p in self.params[name].values()
             if p.grad is not None
         ]
         out: dict[str, float] = {}
@@ -109,18 +121,32 @@ class PartOptimizer:
 
     def step(self, step: int, square_norms: Iterable[Mapping[str, float]] | None) -> None:
         """One update; with clipping `square_norms` holds those of all hosts."""
-        if self.optimizer is None:
-            return
+        for update in self.turns(step, square_norms):
+            update()
+
+    def turns(
+        self, step: int, square_norms: Iterable[Mapping[str, float]] | None
+    ) -> list[Callable[[], None]]:
+        """The update of the part that goes first, and that of the others."""
+        norm = None
         if self.rule.clips_globally:
             assert square_norms is not None
-            self._clip(self.params, global_norm(square_norms))
+            norm = global_norm(square_norms)
+        return [partial(self._update, step, norm, *made) for made in self.optimizers]
+
+    def _update(
+        self, step: int, norm: float | None, parts: Sequence[str], optimizer: torch.optim.Optimizer
+    ) -> None:
+        if norm is not None:
+            self._clip(parts, norm)
         elif self.rule.clip > 0:
-            for name, square in self.square_norms().items():
-                self._clip([name], math.sqrt(square))
-        for group in self.optimizer.param_groups:
+            squares = self.square_norms(parts)
+            for name in squares:
+                self._clip([name], math.sqrt(squares[name]))
+        for group in optimizer.param_groups:
             group["lr"] = self.rule.lr_at(step) * group["factor"]
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     def _clip(self, parts: Iterable[str], norm: float) -> None:
         """Shrink the gradients of some parts, whose norm is given, to the norm `clip`."""
@@ -132,31 +158,28 @@ class PartOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Optimizer state as `edge/parameter/slot` tensors."""
-        if self.optimizer is None:
-            return {}
         return {
             f"{edge}/{name}/{slot}": value.detach().cpu()
-            for edge, named in self.params.items()
-            for name, p in named.items()
-            for slot, value in self.optimizer.state.get(p, {}).items()
+            for parts, optimizer in self.optimizers
+            for edge in parts
+            for name, p in self.params[edge].items()
+            for slot, value in optimizer.state.get(p, {}).items()
             if isinstance(value, Tensor)
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the slots of the own parts out of `state`; parts without slots start anew."""
-        if self.optimizer is None:
-            return
         slots: dict[tuple[str, str], dict[str, Tensor]] = {}
         for key, value in state.items():
             edge, name, slot = key.split("/")
             slots.setdefault((edge, name), {})[slot] = value
-        self.optimizer.state.clear()
-        for edge, named in self.params.items():
-            for name, p in named.items():
-                mine = slots.get((edge, name))
-                if mine:
+        for parts, optimizer in self.optimizers:
+            optimizer.state.clear()
+            for edge in parts:
+                for name, p in self.params[edge].items():
                     # `step` is a scalar that fused optimizers want on the parameter's device
-                    self.optimizer.state[p] = {k: v.clone().to(p.device) for k, v in mine.items()}
+                    if mine := slots.get((edge, name)):
+                        optimizer.state[p] = {k: v.clone().to(p.device) for k, v in mine.items()}
 
 
 def global_norm(square_norms: Iterable[Mapping[str, float]]) -> float:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from treeprop_ray.tree import Node, Tree
@@ -95,16 +92,7 @@ class Piece:
         return 1 / (rows[0].numel() * self.total)
 
 
-def cut(step: int, total: int, pieces: int, taper: float = 1.0) -> list[Piece]:
-    """Cut the places 0..total-1 into `pieces` runs, each about `taper` times as long as the one
-    before; 1: nearly equal runs."""
-    bounds = _bounds(total, pieces, taper)
+def cut(step: int, total: int, pieces: int) -> list[Piece]:
+    """Cut the places 0..total-1 into `pieces` nearly equal runs."""
+    bounds = [total * i // pieces for i in range(pieces + 1)]
     return [Piece(step, i, bounds[i], bounds[i + 1], total) for i in range(pieces)]
-
-
-@functools.cache
-def _bounds(total: int, pieces: int, taper: float) -> list[int]:
-    """Where the runs begin and end. Every run gets a place; the others are dealt out by length."""
-    shares = [Fraction(taper) ** i for i in range(pieces)]
-    reached = itertools.accumulate(shares, initial=Fraction(0))
-    return [i + (total - pieces) * r // sum(shares) for i, r in enumerate(reached)]

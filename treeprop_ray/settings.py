@@ -204,13 +204,6 @@ class Settings:
     )
     threads: int = opt(1, "torch threads per process", low=1, high=1024)
     microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
-    taper: float = opt(
-        1.0,
-        "each micro-batch has so many times the samples of the one before; below 1 the others wait "
-        "less for the root, which goes back last",
-        above=0,
-        high=1,
-    )
     recompute: bool = opt(
         False,
         "bp: activation checkpointing; a block keeps its input only and runs again in the backward",

@@ -241,7 +241,6 @@ class CffEngine(LocalEngine):
         self.network, self.tree, self.rule = network, network.tree, rule
         self.optimizer, self.batches = optimizer, batches
         self.pieces = self.copies = 1
-        self.taper = 1.0
         chain = self.tree.path_edges(self.tree.chain)
         owned = {edge: network.parts()[edge] for edge in (STEM, *chain)}
         self.host = CffHost(

@@ -144,7 +144,8 @@ CHECK = [
     "Predicted: the cost model with blocks that sleep (span) or whose price is that of one process "
     "(ViT). Ray's time from call to call is fitted to one row and used in all others. Measured: "
     "bench_span.csv and bench_step_ray.csv in this folder. The model knows no noise, no sharing of "
-    "cores and no update, so with long blocks it errs on the fast side.",
+    "cores and no update, so with long blocks it errs on the fast side; where adjoints are sent "
+    "before the gradients of weights, which it does not know either, on the slow side.",
 ]
 
 # -- the model against what was measured here ------------------------------------------------------

@@ -81,7 +81,7 @@ def step(
 ) -> int:
     """One step; returns the bytes that went from host to host."""
     copies = job.rule.mc_samples if settings.method == "tree" else 1
-    pieces = cut(step, job.batch * copies, settings.microbatches, settings.taper)
+    pieces = cut(step, job.batch * copies, settings.microbatches)
     sent: dict[tuple[int, str], dict[str, Any]] = {}  # the packet of a tensor, by piece and name
     moved = 0
     charge = meter.charge if meter else contextlib.nullcontext
@@ -113,7 +113,7 @@ class Units:
         from treeprop_ray.placement import stages
 
         self.job, self.method = job, settings.method
-        pieces = cut(0, job.batch, settings.microbatches, settings.taper)
+        pieces = cut(0, job.batch, settings.microbatches)
         self.shares = [len(piece.places) / job.batch for piece in pieces]
         self.back = 2.0 if settings.recompute else 1.0  # a recomputed block runs again
         self.blocks = [

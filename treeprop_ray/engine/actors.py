@@ -41,7 +41,6 @@ class Role:
     direct: bool  # Ray Direct Transport
     threads: int = 1
     keep_spans: int = 0
-    taper: float = 1.0  # of the pieces (rule.cut)
 
 
 class HostActor:
@@ -79,7 +78,7 @@ class HostActor:
         if self.broken:
             raise self.broken  # the first error is the one to show, not what follows from it
         call = self.role.calls[index]
-        piece = cut(step, self.role.total, self.role.pieces, self.role.taper)[call.piece]
+        piece = cut(step, self.role.total, self.role.pieces)[call.piece]
         begin = time.time()
         try:
             out = self.host.run(call, piece, transport.unpack(packets))

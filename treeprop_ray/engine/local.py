@@ -38,11 +38,10 @@ class LocalEngine:
         device: str = "cpu",
         precision: str = "float32",
         method: str = "tree",
-        taper: float = 1.0,
     ) -> None:
         self.network, self.tree, self.rule = network, network.tree, rule
         self.optimizer, self.batches = optimizer, batches
-        self.pieces, self.taper = microbatches, taper
+        self.pieces = microbatches
         stem_trains = any(p.requires_grad for p in network.stem.parameters())
         common = (batches, stem_trains, device, precision)
         parts = network.parts()
@@ -61,7 +60,7 @@ class LocalEngine:
 
     def gradients(self, step: int) -> None:
         """The forward and backward waves of a step; gradients stay in the parameters."""
-        pieces = cut(step, self.batches.batch * self.copies, self.pieces, self.taper)
+        pieces = cut(step, self.batches.batch * self.copies, self.pieces)
         for call in self.calls:
             self.host.run(call, pieces[call.piece], {})
 
@@ -93,7 +92,7 @@ class LocalEngine:
         for part, which, steps in probe_parts(batches, draws, self.rule):
             self.host.probe(part)
             for step in steps:
-                pieces = cut(step, self.batches.batch * self.copies, self.pieces, self.taper)
+                pieces = cut(step, self.batches.batch * self.copies, self.pieces)
                 for call in calls[which]:
                     self.host.run(call, pieces[call.piece], {})
         found = self.host.probe("end")
@@ -152,7 +151,6 @@ def over(
         device,
         settings.precision,
         settings.method,
-        settings.taper,
     )
 
 

@@ -60,7 +60,6 @@ class RayEngine(RecoveringEngine):
                     calls=mine + more,
                     total=job.batch * (job.rule.mc_samples if tree_method else 1),
                     pieces=pieces,
-                    taper=settings.taper,
                     direct=settings.transport != "store",
                     threads=settings.threads,
                     keep_spans=(len(mine) + 2) * settings.timeline_steps,
