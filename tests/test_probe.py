@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,16 @@ def test_command_adds_a_row_to_a_finished_run(command: Command, tmp_path: Path) 
     assert all(f"\n| {n}-{n + 1} " in text for n in range(4))  # a line for every chain block
     assert len(pd.read_csv(out / "probe" / "one.csv")) == 3
     assert (out / "probe" / "one-probe_alignment.png").is_file()
+    two = shutil.copytree(folder, tmp_path / "two")  # a section stays when its run folder is gone
+    table = ["mode=table", f"run=[{two}]", f"out={out}"]
+    assert command("probe", *table, "keep=[one]").code == 0
+    both = (out / "probe.md").read_text()
+    assert text.split("\nThis file:")[0] in both and "\n## two\n" in both
+    refused = command("probe", *table, "keep=[three]")
+    assert refused.code == 2 and "keep=three" in refused.err
+    assert command("probe", "mode=list", f"run=[{folder},{two}]", f"out={out}").code == 0
+    lines = pd.read_csv(out / "probe_list.csv")
+    assert list(lines.run) == ["one", "two"] and list(lines.probes) == [3, 3]
 
 
 def test_table_says_what_the_rows_say() -> None:

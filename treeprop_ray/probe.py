@@ -75,13 +75,15 @@ class Prober:
 class ProbeSettings:
     """Settings of the probe command."""
 
-    run: Any = opt("", "run folder, e.g. results/runs/<name>; mode=table: also a list of them")
+    run: Any = opt("", "run folder, e.g. results/runs/<name>; mode=table, list: also several")
     mode: str = opt(
         "measure",
-        "measure a checkpoint, or write the rows of finished runs to <out>/probe.md",
-        choices=["measure", "table"],
+        "measure a checkpoint, or write the rows of finished runs to <out>/probe.md (table) or a "
+        "line for each to <out>/probe_list.md (list)",
+        choices=["measure", "table", "list"],
     )
-    out: str = opt("results", "mode=table: folder of the table")
+    keep: Any = opt("", "mode=table: sections of <out>/probe.md that stay as they are, by name")
+    out: str = opt("results", "mode=table, list: folder of the table")
     checkpoint: str = opt("last", "last, best, a step number, or all that are kept")
     batches: int = opt(4, "held-out batches, of the run's batch size", low=1, high=1024)
     draws: int = opt(16, "draws from q per sample for the bound F; 0 = leave it out", low=0)
@@ -93,9 +95,11 @@ def load(words: Sequence[str]) -> ProbeSettings:
     """Settings from command-line words."""
     settings: ProbeSettings = config.merge(ProbeSettings, ("", config.parse_overrides(words)))
     several = isinstance(settings.run, list)
-    if several and settings.mode != "table":
+    if several and settings.mode == "measure":
         raise UserError(f"run={settings.run}: mode=measure takes one run folder")
     settings.run = [str(r) for r in settings.run] if several else str(settings.run or "")
+    kept = settings.keep if isinstance(settings.keep, list) else [settings.keep]
+    settings.keep = [str(name) for name in kept if name]
     return settings
 
 
@@ -107,13 +111,16 @@ def run(settings: ProbeSettings) -> None:
     from treeprop_ray.runs import checkpoints_of
     from treeprop_ray.train import build_engine
 
-    if settings.mode == "table":
+    if settings.mode != "measure":
         from treeprop_ray import probe_table
 
         runs = settings.run if isinstance(settings.run, list) else [settings.run]
         for run_ in runs:
             run_settings(run_)
-        print(f"table: {probe_table.write(runs, settings.out)}")
+        if settings.mode == "list":
+            print(f"table: {probe_table.write_list(runs, settings.out)}")
+        else:
+            print(f"table: {probe_table.write(runs, settings.out, settings.keep)}")
         return
     of_run = run_settings(settings.run)
     if of_run.method != "tree" or config.recurrent(of_run):

@@ -1,4 +1,5 @@
-"""results/probe.md: what the probe found in some runs, with their commands."""
+"""results/probe.md: what the probe found in some runs, with their commands; results/probe_list.md:
+many runs, a line each."""
 
 from __future__ import annotations
 
@@ -19,14 +20,23 @@ from treeprop_ray.tree import Tree
 SHOWN = ["cosine", "norm_bp", "norm_tree", "norm_bias", "kl", "F_mean", "F", "nll", "gap"]
 FIGURES = ["probe_alignment", "probe_blocks", "probe_kl", "probe_tree", "probe_bound", "probe_leak"]
 ROWS = 12  # of a table; the CSV beside it has all
+LAST_LINE = "This file:"
 
 
-def write(runs: Sequence[str], out: str) -> Path:
-    """Write <out>/probe.md, and csv and figures of each run to <out>/probe/."""
+def write(runs: Sequence[str], out: str, keep: Sequence[str] = ()) -> Path:
+    """Write <out>/probe.md, and csv and figures of each run to <out>/probe/.
+
+    Sections named in `keep` stay as the file has them: their run folders may be gone.
+    """
     found = [read(run) for run in runs]
-    folder = Path(out) / "probe"
+    target, folder = Path(out) / "probe.md", Path(out) / "probe"
+    before = stored_sections(target)
+    if missing := [name for name in keep if name not in before]:
+        raise UserError(f"keep={missing[0]}: {target} has the sections {', '.join(before) or '-'}")
     folder.mkdir(parents=True, exist_ok=True)
-    sections = [section(run, summary, rows, folder) for run, summary, rows in found]
+    sections = [before[name] for name in keep]
+    sections += [section(run, summary, rows, folder) for run, summary, rows in found]
+    kept = f"keep=[{','.join(keep)}] " if keep else ""
     lines = [
         "# The probe on real runs",
         "",
@@ -41,11 +51,76 @@ def write(runs: Sequence[str], out: str) -> Path:
         "the finest spine node. Nats per label. `treeprop_ray/probe_row.py` defines every column.",
         "",
         *sections,
-        f"This file: `python -m treeprop_ray.probe mode=table run=[{','.join(runs)}] out={out}`",
+        f"{LAST_LINE} `python -m treeprop_ray.probe mode=table {kept}run=[{','.join(runs)}] "
+        f"out={out}`",
     ]
-    target = Path(out) / "probe.md"
     target.write_text("\n".join(lines) + "\n")
     return target
+
+
+def stored_sections(path: Path) -> dict[str, str]:
+    """The sections of a probe.md, by name."""
+    text = path.read_text() if path.is_file() else ""
+    parts = text.split(f"\n{LAST_LINE}")[0].split("\n## ")[1:]
+    return {part.split("\n", 1)[0]: f"## {part.rstrip()}\n" for part in parts}
+
+
+def write_list(runs: Sequence[str], out: str) -> Path:
+    """Write <out>/probe_list.md and .csv: one line for each run."""
+    lines = [line_of(*read(run)) for run in runs]
+    target = Path(out) / "probe_list.md"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(lines).to_csv(target.with_suffix(".csv"), index=False)
+    shown = [
+        {k: f"{v:.3g}" if isinstance(v, float) else str(v) for k, v in line.items()}
+        for line in lines
+    ]
+    text = [
+        "# Many probed runs, a line each",
+        "",
+        "`early`, `late`: mean cosine over the first and the last third of the probes; `negative`: "
+        "probes with a cosine below 0; `kl`: summed over the states, first and last probe; `clean "
+        "ce`, `tree ce`: last probe, finest spine node, the difference is the leak; `full`: test "
+        "score of the deployed chain. Settings are those that differ from the defaults.",
+        "",
+        markdown(shown),
+    ]
+    target.write_text("\n".join(text) + "\n")
+    return target
+
+
+def line_of(run: Path, summary: dict[str, Any] | None, rows: pd.DataFrame) -> dict[str, Any]:
+    """A run in one line of the list."""
+    from treeprop_ray.page import changed
+
+    clean = next(c for c in reversed(rows.columns) if c.startswith("clean_ce/"))
+    first, last = rows.iloc[0], rows.iloc[-1]
+    early, late = thirds(rows)
+    skip = ("name", "out", "fresh", "log_every", "probe.")
+    words = [f"{k}={v}" for k, v in changed(run_settings(str(run))) if not k.startswith(skip)]
+    score = summary["final"]["test"]["full"] if summary else {}
+    return {
+        "run": run.name,
+        "settings": " ".join(words),
+        "probes": len(rows),
+        "first": float(first.cosine),
+        "early": early,
+        "late": late,
+        "smallest": float(rows.cosine.min()),
+        "negative": int((rows.cosine < 0).sum()),
+        "kl first": float(first.kl),
+        "kl last": float(last.kl),
+        "clean ce": float(last[clean]),
+        "tree ce": float(last[clean.replace("clean", "tree")]),
+        "full": float(score.get("accuracy", score.get("perplexity", float("nan")))),
+        "commit": summary["commit"] if summary else "",
+    }
+
+
+def thirds(rows: pd.DataFrame) -> tuple[float, float]:
+    """Mean cosine over the first and the last third of the probes."""
+    third = max(1, len(rows) // 3)
+    return float(rows.cosine.iloc[:third].mean()), float(rows.cosine.iloc[-third:].mean())
 
 
 def read(run: str) -> tuple[Path, dict[str, Any] | None, pd.DataFrame]:
@@ -143,8 +218,7 @@ def verdict(rows: pd.DataFrame) -> str:
     """The claims of the method, read off the rows."""
     first, last, cosine = rows.iloc[0], rows.iloc[-1], rows.cosine
     positive = f"positive at {int((cosine > 0).sum())} of {len(rows)} probes"
-    third = max(1, len(rows) // 3)
-    early, late = cosine.iloc[:third].mean(), cosine.iloc[-third:].mean()
+    early, late = thirds(rows)
     trend = "rises" if late > early else "does not rise"
     states = [c for c in rows.columns if c.startswith("kl/")]
     fell = sum(last[c] <= first[c] for c in states)
