@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 REGIMES = [("latency", 64, 1), ("latency", 64, 8), ("compute", 128, 128)]  # name, hidden, batch
 SWEEPS = (0, 4)
 BASE = ["experiment=smnist_gru", "precision=float32", "device=cpu"]
+SYMBOLS = 2**14  # the tree goes over more than these in pieces, so that a depth stays in the cache
 SECONDS = 0.25  # a timing has as many steps as BPTT does in this time, at most bench.steps
 
 
@@ -58,7 +59,8 @@ def measure(bench: BenchSettings, regime: str, hidden: int, batch: int, D: int) 
     """One row: BPTT, torch.nn.GRU and the tree for every K, timed in turn."""
     words = [*BASE, f"model.hidden={hidden}", f"batch={batch}", f"time.depth={D}"]
     chosen = {"bptt": ["method=bptt"], "plain": ["method=bptt"], "fused": ["method=bptt_fused"]}
-    chosen |= {f"K={K}": ["method=tree", f"time.sweeps={K}"] for K in SWEEPS}
+    pieces = f"microbatches={max(1, (batch << D) // SYMBOLS)}"
+    chosen |= {f"K={K}": ["method=tree", f"time.sweeps={K}", pieces] for K in SWEEPS}
     settings = {name: config.load([*words, *more]) for name, more in chosen.items()}
     data = random_sequences(batch, D)
     engines = {name: engine.build_local(s, data, 1) for name, s in settings.items()}
@@ -100,7 +102,9 @@ def run(bench: BenchSettings) -> None:
         "`fused` is torch.nn.GRU. The tree goes back through its two applications per depth by "
         "written-out formulas, BPTT by autograd. BPTT flushes denormal numbers to zero, as in "
         "`train` (else its vanishing gradients make it several times slower on a CPU from D = 8 "
-        "on). float32, one torch thread; candidates are timed "
+        "on). The tree takes a batch in pieces (microbatches=) of at most "
+        f"{SYMBOLS:,} symbols, so that a depth stays in the cache; BPTT touches one symbol of every "
+        "sample at a time anyway. float32, one torch thread; candidates are timed "
         f"in turn, {bench.rounds} rounds (a third of them when compute-bound), and every ratio is "
         "the median of the rounds' ratios.",
         "",
