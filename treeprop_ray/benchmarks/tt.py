@@ -102,9 +102,9 @@ def run(bench: BenchSettings) -> None:
         "`fused` is torch.nn.GRU. The tree goes back through its two applications per depth by "
         "written-out formulas, BPTT by autograd. BPTT flushes denormal numbers to zero, as in "
         "`train` (else its vanishing gradients make it several times slower on a CPU from D = 8 "
-        "on). The tree takes a batch in pieces (microbatches=) of at most "
-        f"{SYMBOLS:,} symbols, so that a depth stays in the cache; BPTT touches one symbol of every "
-        "sample at a time anyway. float32, one torch thread; candidates are timed "
+        f"on). The tree takes a batch in pieces (microbatches=) of at most {SYMBOLS:,} symbols, so "
+        "that a depth stays in the cache; BPTT touches one symbol of every sample at a time "
+        "anyway. float32, one torch thread; candidates are timed "
         f"in turn, {bench.rounds} rounds (a third of them when compute-bound), and every ratio is "
         "the median of the rounds' ratios.",
         "",
