@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 REGIMES = [("latency", 64, 1), ("latency", 64, 8), ("compute", 128, 128)]  # name, hidden, batch
 SWEEPS = (0, 4)
 BASE = ["experiment=smnist_gru", "precision=float32", "device=cpu"]
-SYMBOLS = 2**14  # the tree goes over more than these in pieces, so that a depth stays in the cache
+SYMBOLS = 2**13  # the tree goes over more than these in pieces, so that a depth stays in the cache
 SECONDS = 0.25  # a timing has as many steps as BPTT does in this time, at most bench.steps
 
 
