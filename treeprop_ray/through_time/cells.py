@@ -43,6 +43,13 @@ def like(t: Tensor, other: Tensor) -> Tensor:
     return t if t.dtype is other.dtype else t.to(other.dtype)
 
 
+def product(h: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
+    """W h + b in given memory; autocast, which knows no `out`, needs memory of its own first."""
+    if torch.is_autocast_enabled(h.device.type):
+        return out.copy_(F.linear(h, weight, bias))
+    return F.linear(h, weight, bias, out=out)
+
+
 class Cell(Protocol):
     """What the time tree and BPTT need of a cell."""
 
@@ -101,33 +108,31 @@ class GRUCell(nn.Module):
         return torch.lerp(n, h, z)
 
     def room(self, sides: int, rows: int, h: Tensor) -> Kept:
-        """Gates r and z; the candidate n, h - n, and the state's share of the candidate."""
-        rest = h.new_empty(3, sides, rows, self.hidden)
-        return (h.new_empty(sides, rows, 2 * self.hidden), *rest.unbind(0))
+        """Gates r and z with the state's share of the candidate; the candidate n; the next state"""
+        rest = h.new_empty(2, sides, rows, self.hidden)
+        return (h.new_empty(sides, rows, 3 * self.hidden), *rest.unbind(0))
 
     def trace(self, p: Tensor, h: Tensor, kept: Kept, side: int) -> Tensor:
         """`advance`."""
-        H, H2 = self.hidden, 2 * self.hidden
-        gates, n, gap, share = (t[side] for t in kept)
-        p, from_h = like(p, h), like(F.linear(h, self.weight_hh, self.bias_hh), h)
-        torch.add(p[:, :H2], from_h[:, :H2], out=gates).sigmoid_()
-        share.copy_(from_h[:, H2:])
-        torch.addcmul(p[:, H2:], gates[:, :H], share, out=n).tanh_()
-        torch.sub(h, n, out=gap)
-        return torch.addcmul(n, gates[:, H:], gap)
+        H2, p = 2 * self.hidden, like(p, h)
+        from_h, n, after = (t[side] for t in kept)
+        product(h, self.weight_hh, self.bias_hh, from_h)
+        from_h[:, :H2].add_(p[:, :H2]).sigmoid_()
+        r, z, share = from_h.chunk(3, -1)
+        torch.addcmul(p[:, H2:], r, share, out=n).tanh_()
+        return torch.lerp(n, h, z, out=after)
 
     def factors(self, kept: Kept) -> Tensor:
         """Slopes at the candidate (input's share), at r, at z, at the candidate (state's share)."""
-        gates, n, gap, share = kept
-        r, z = gates.chunk(2, -1)
+        gates, n, after = kept
+        r, z, share = gates.chunk(3, -1)
         f = n.new_empty(*n.shape[:2], 4, self.hidden)
         at_n, at_r, at_z, at_share = f.unbind(2)
-        r_slope, z_slope = torch.addcmul(gates, gates, gates, value=-1).chunk(2, -1)
-        torch.addcmul(gap.new_ones(()), n, n, value=-1, out=at_n)  # tanh' = 1 - n^2
-        torch.addcmul(at_n, at_n, z, value=-1, out=at_n)
-        torch.mul(at_n, share, out=at_r).mul_(r_slope)
-        torch.mul(gap, z_slope, out=at_z)
+        torch.addcmul(n.new_ones(()), n, n, value=-1, out=at_n)  # tanh' = 1 - n^2
+        at_n.addcmul_(at_n, z, value=-1)  # 1 - z times it
         torch.mul(at_n, r, out=at_share)
+        torch.mul(at_share, share, out=at_r).addcmul_(at_r, r, value=-1)
+        torch.sub(after, n, out=at_z).addcmul_(at_z, z, value=-1)  # after - n = z (h - n)
         return f
 
     def slopes(
@@ -137,17 +142,17 @@ class GRUCell(nn.Module):
         torch.mul(f[side], g.unsqueeze(1), out=d)
         if not state:
             return None
-        gz = g * kept[0][side, :, self.hidden :]
+        gz = g * kept[0][side, :, self.hidden : 2 * self.hidden]
         return like(torch.addmm(gz, d[:, 1:].flatten(1), self.weight_hh), g)
 
     def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
         """Gradients of the four parameters; d has the candidate's block first, they have it last"""
         H = self.hidden
         flat = d.view(len(d), -1)
-        weight, bias = flat[:, : 3 * H].t() @ x, flat.sum(0)
-        add_grad(self.weight_ih, torch.cat((weight[H:], weight[:H])))
-        add_grad(self.weight_hh, flat[:, H:].t() @ h)
-        add_grad(self.bias_ih, torch.cat((bias[H : 3 * H], bias[:H])))
+        bias, columns = flat.sum(0), flat.t()
+        add_grad(self.weight_ih, (columns[: 3 * H] @ x).roll(-H, 0))
+        add_grad(self.weight_hh, columns[H:] @ h)
+        add_grad(self.bias_ih, bias[: 3 * H].roll(-H))
         add_grad(self.bias_hh, bias[H:])
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
