@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Callable
@@ -158,8 +157,8 @@ def all_states(network: TimeNetwork, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     rule, states, hats = TimeRule(network.depth), first_states(x, H), []
     for d in reversed(range(network.depth)):
         cell = network.parts()[f"f{d}"]
-        depth = Depth(cell, d, rule, contextlib.nullcontext)  # type: ignore[arg-type]
-        states, hat = depth.ahead(x, states)
+        with torch.no_grad():
+            states, hat = Depth(cell, d, rule).ahead(x, states)  # type: ignore[arg-type]
         hats.append(hat)
     return states, hats
 

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from treeprop_ray.factor import full
 from treeprop_ray.through_time.cells import Cell, GRUCell, share_with_torch_gru
-from treeprop_ray.through_time.time_tree import Autocast
 
 Roll = Callable[[Tensor], Tensor]  # x (B, N, S) -> h_N (B, H)
+Autocast = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 def unrolled(cell: Cell) -> Roll:

@@ -47,7 +47,7 @@ def product(h: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
     """W h + b in given memory; autocast, which knows no `out`, needs memory of its own first."""
     if torch.is_autocast_enabled(h.device.type):
         return out.copy_(F.linear(h, weight, bias))
-    return F.linear(h, weight, bias, out=out)
+    return torch.addmm(bias, h, weight.t(), out=out)
 
 
 class Cell(Protocol):

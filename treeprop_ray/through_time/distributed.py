@@ -24,7 +24,7 @@ from treeprop_ray.placement import Cluster, Plan, check_fits, resources
 from treeprop_ray.rule import Piece
 from treeprop_ray.schedule import Call, Layout
 from treeprop_ray.through_time.engine import Owner, optimizer_rule, time_rule
-from treeprop_ray.through_time.lookahead import Jump, Roll
+from treeprop_ray.through_time.lookahead import Jump, Roll, look_names
 from treeprop_ray.through_time.network import READOUT, TimeNetwork, cell_name, make_part
 from treeprop_ray.through_time.time_schedule import (
     BOUNDARY,
@@ -47,12 +47,12 @@ class DepthHost(Owner):
     def __init__(self, window: Window, rule: TimeRule, cell: nn.Module, *rest: Any) -> None:
         super().__init__({cell_name(window.d): cell}, *rest)
         self.window, self.leads, self.cell = window, window.j == 0, cell
-        self.depth = Depth(cell, window.d, rule, self.autocast)  # type: ignore[arg-type]
+        self.depth = Depth(cell, window.d, rule)  # type: ignore[arg-type]
         self.ahead_too: Roll | Jump | None = None  # depth 0 then has no nodes
         if rule.lookahead and window.d == 0:
-            self.ahead_too = Roll(self.depth.cell, rule.depth, self.autocast)
+            self.ahead_too = Roll(self.depth.cell, rule.depth)
         elif rule.lookahead and window.d in jumps(rule.depth, window_of(rule.depth)):
-            self.ahead_too = Jump(self.depth.cell, window.d, rule.depth, self.autocast)
+            self.ahead_too = Jump(self.depth.cell, window.d, rule.depth)
 
     def forget(self) -> None:
         """Drop everything of a step that was under way."""
@@ -61,19 +61,21 @@ class DepthHost(Owner):
         if self.ahead_too:
             self.ahead_too.forget()
 
+    @torch.no_grad()
     def run(
         self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
         """Ahead, back, or add up the gradients of all windows."""
-        if call.phase == "ahead":
-            return self._ahead(call, inputs)
-        if call.phase == "back":
-            d = self.window.d
-            answer = self._here(inputs[f"g{d}"]) if self.window.last else None
-            self.note(d, self.depth.back(answer, piece.total))
-            return {name: self._gradients() for name in call.outputs}
-        if self.ahead_too:
-            return self._look(call, inputs)
+        with self.autocast():
+            if call.phase == "ahead":
+                return self._ahead(call, inputs)
+            if call.phase == "back":
+                d = self.window.d
+                answer = self._here(inputs[f"g{d}"]) if self.window.last else None
+                self.note(d, self.depth.back(answer, piece.total))
+                return {name: self._gradients() for name in call.outputs}
+            if self.ahead_too:
+                return self._look(call, inputs)
         grads = [
             self._gradients() if k == self.window.j else self._here(inputs[f"G{self.window.d}.{k}"])
             for k in range(self.window.S)
@@ -143,7 +145,7 @@ class BoundaryHost(Owner):
     ) -> None:
         super().__init__({READOUT: readout}, *rest)
         self.batch, self.network = batches, network
-        self.readout = Readout(readout, self.autocast)
+        self.readout = Readout(readout)
         self.current: tuple[int, Tensor, Tensor] | None = None
 
     def forget(self) -> None:
@@ -151,6 +153,7 @@ class BoundaryHost(Owner):
         super().forget()
         self.readout.forget()
 
+    @torch.no_grad()
     def run(
         self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
@@ -164,14 +167,16 @@ class BoundaryHost(Owner):
         (given,) = inputs.values()
         assert given is not None
         hat, labels = given.to(self.device), self.readout.onehot(y[piece.start : piece.stop])
-        if call.phase == "look":
-            slope = self.readout.look(hat, labels, piece.total)
-        else:
-            slope = self.readout.answer(call.nodes[0], hat, labels, piece.total)
-        if call.last:
-            for asked, terms in self.readout.settle(labels, piece.total).items():
-                self.note(asked, terms)
-        return dict.fromkeys(call.outputs, slope)
+        looks = call.phase == "look"  # at the ends of all windows, else at one depth's h_N_hat
+        names = look_names(len(hat)) if looks else [(call.nodes[0], "ce")]
+        with self.autocast():
+            slope = self.readout.answer(
+                names, hat if looks else hat.unsqueeze(0), labels, piece.total
+            )
+            if call.last:
+                for asked, terms in self.readout.settle(labels, piece.total):
+                    self.note(asked, terms)
+        return dict.fromkeys(call.outputs, slope if looks else slope[0])
 
     def score_here(
         self, paths: Mapping[str, Sequence[int]], batches: Sequence[tuple[str, int]], *states: Any

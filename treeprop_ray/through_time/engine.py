@@ -18,7 +18,7 @@ from treeprop_ray.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.rule import Piece, cut
 from treeprop_ray.through_time.bptt import BPTT, fused, unrolled
 from treeprop_ray.through_time.cells import GRUCell
-from treeprop_ray.through_time.lookahead import Jump, Roll
+from treeprop_ray.through_time.lookahead import Jump, Roll, look_names
 from treeprop_ray.through_time.network import READOUT, TimeNetwork, cell_name
 from treeprop_ray.through_time.time_schedule import jumps
 from treeprop_ray.through_time.time_tree import Depth, Readout, Terms, TimeRule, first_states
@@ -162,43 +162,48 @@ class TimeEngine(ABC):
 
 
 class TreeEngine(TimeEngine):
-    """TreeProp-TT: the depths one after another, each forward, answered and backward at once."""
+    """TreeProp-TT: all depths ahead, one question to the readout, all depths back."""
 
     def __init__(self, rule: TimeRule, network: TimeNetwork, *rest: object) -> None:
         super().__init__(network, *rest)  # type: ignore[arg-type]
-        cells, autocast = self.owner.parts, self.owner.autocast
+        cells = self.owner.parts
         self.depths = [
-            Depth(cells[cell_name(d)], d, rule, autocast)  # type: ignore[arg-type]
-            for d in range(int(rule.lookahead), rule.depth)
+            Depth(cells[cell_name(d)], d, rule)  # type: ignore[arg-type]
+            for d in reversed(range(int(rule.lookahead), rule.depth))
         ]
+        self.names = [(depth.d, "ce") for depth in self.depths]
         readout = cells[READOUT]
         assert isinstance(readout, nn.Linear)
-        self.readout = Readout(readout, autocast)
+        self.readout = Readout(readout)
         self.roll: Roll | None = None
         if rule.lookahead:
-            self.roll = Roll(cells[cell_name(0)], rule.depth, autocast)  # type: ignore[arg-type]
+            self.roll = Roll(cells[cell_name(0)], rule.depth)  # type: ignore[arg-type]
             self.jumps = [
-                Jump(cells[cell_name(d)], d, rule.depth, autocast)  # type: ignore[arg-type]
+                Jump(cells[cell_name(d)], d, rule.depth)  # type: ignore[arg-type]
                 for d in jumps(rule.depth, self.roll.W)
             ]
 
     def gradients(self, x_BNS: Tensor, y: Tensor, piece: Piece) -> None:
-        states = first_states(x_BNS, self.readout.module.in_features)
-        labels = self.readout.onehot(y)
-        for depth in reversed(self.depths):
-            states, hat = depth.ahead(x_BNS, states)
-            answer = self.readout.answer(depth.d, hat, labels, piece.total)
-            self.owner.note(depth.d, depth.back(answer, piece.total))
-        if self.roll:
-            ends = self.roll.ahead(x_BNS)
-            for jump in self.jumps:
-                ends = jump.ahead(x_BNS, ends)
-            slope = self.readout.look(ends, labels, piece.total)
-            for jump in reversed(self.jumps):
-                slope = jump.back(slope)
-            self.roll.back(slope)
-        for d, terms in self.readout.settle(labels, piece.total).items():
-            self.owner.note(d, terms)
+        with torch.no_grad(), self.owner.autocast():
+            labels, total = self.readout.onehot(y), piece.total
+            states, hats = first_states(x_BNS, self.readout.module.in_features), []
+            for depth in self.depths:
+                states, hat = depth.ahead(x_BNS, states)
+                hats.append(hat)
+            if hats:  # not with the lookahead at D = 1
+                answers = self.readout.answer(self.names, torch.stack(hats), labels, total)
+                for depth, answer in zip(self.depths, answers.unbind(), strict=True):
+                    self.owner.note(depth.d, depth.back(answer, total))
+            if self.roll:
+                ends = self.roll.ahead(x_BNS)
+                for jump in self.jumps:
+                    ends = jump.ahead(x_BNS, ends)
+                slope = self.readout.answer(look_names(len(ends)), ends, labels, total)
+                for jump in reversed(self.jumps):
+                    slope = jump.back(slope)
+                self.roll.back(slope)
+            for d, terms in self.readout.settle(labels, total):
+                self.owner.note(d, terms)
 
 
 class BPTTEngine(TimeEngine):

@@ -28,14 +28,19 @@ from torch import Tensor
 
 from treeprop_ray.through_time.cells import Cell, Kept
 from treeprop_ray.through_time.time_schedule import jumps, window_of
-from treeprop_ray.through_time.time_tree import Autocast
+from treeprop_ray.through_time.time_tree import Name
+
+
+def look_names(n: int) -> list[Name]:
+    """The loss terms of n windows' ends; the last one is h_N itself."""
+    return [(0, "look")] * (n - 1) + [(0, "roll")]
 
 
 class Roll:
     """The deployed cell's share: the whole sequence ahead, all windows back."""
 
-    def __init__(self, cell: Cell, D: int, autocast: Autocast) -> None:
-        self.cell, self.W, self.autocast = cell, window_of(D), autocast
+    def __init__(self, cell: Cell, D: int) -> None:
+        self.cell, self.W = cell, window_of(D)
         self._kept: tuple[Tensor, Tensor, Kept] | None = None
 
     def ahead(self, x_BNS: Tensor) -> Tensor:
@@ -44,17 +49,16 @@ class Roll:
         B, N, _ = x_BNS.shape
         # (W, n, B, S): a step of all windows is one block of rows, as the backward wants it
         x = x_BNS.view(B, N // W, W, -1).permute(2, 1, 0, 3).reshape(N * B, -1)
-        with torch.no_grad(), self.autocast():
-            p = cell.project(x).view(N, B, -1)
-            states = x.new_empty(W + 1, N // W, B, cell.hidden)  # states[t, j] is h_{jW + t}
-            kept = cell.room(W, N // W * B, states)
-            h = x.new_zeros(B, cell.hidden)
-            for j in range(N // W):
-                mine = tuple(t[:, j * B : (j + 1) * B] for t in kept)
-                states[0, j] = h
-                for t in range(W):
-                    h = cell.trace(p[t * (N // W) + j], h, mine, t)
-                    states[t + 1, j] = h
+        p = cell.project(x).view(N, B, -1)
+        states = x.new_empty(W + 1, N // W, B, cell.hidden)  # states[t, j] is h_{jW + t}
+        kept = cell.room(W, N // W * B, states)
+        h = x.new_zeros(B, cell.hidden)
+        for j in range(N // W):
+            mine = tuple(t[:, j * B : (j + 1) * B] for t in kept)
+            states[0, j] = h
+            for t in range(W):
+                h = cell.trace(p[t * (N // W) + j], h, mine, t)
+                states[t + 1, j] = h
         self._kept = x, states[:-1].view(N * B, -1), kept
         return states[-1]
 
@@ -64,13 +68,12 @@ class Roll:
         assert kept is not None
         x, states, sides = kept
         cell, g = self.cell, slope_nBH.flatten(0, 1)
-        with torch.no_grad(), self.autocast():
-            d = g.new_empty(self.W, len(g), cell.blocks, cell.hidden)
-            f = cell.factors(sides)
-            for t in reversed(range(self.W)):
-                back = cell.slopes(f, sides, t, g, d[t], state=t > 0)
-                g = g if back is None else back
-            cell.add_gradients(x, states, d.flatten(0, 1))
+        d = g.new_empty(self.W, len(g), cell.blocks, cell.hidden)
+        f = cell.factors(sides)
+        for t in reversed(range(self.W)):
+            back = cell.slopes(f, sides, t, g, d[t], state=t > 0)
+            g = g if back is None else back
+        cell.add_gradients(x, states, d.flatten(0, 1))
 
     def forget(self) -> None:
         """Drop a pass that will not be finished."""
@@ -80,8 +83,8 @@ class Roll:
 class Jump:
     """A coarser cell's share: takes some of the ends 2**d symbols on."""
 
-    def __init__(self, cell: Cell, d: int, D: int, autocast: Autocast) -> None:
-        self.cell, self.d, self.autocast = cell, d, autocast
+    def __init__(self, cell: Cell, d: int, D: int) -> None:
+        self.cell, self.d = cell, d
         moved = jumps(D, window_of(D))[d]
         self.which, self.times = [j for j, _ in moved], [t for _, t in moved]
         self._kept: tuple[Tensor, Tensor, Kept] | None = None
@@ -90,10 +93,9 @@ class Jump:
         """The ends, of which this depth has moved its own."""
         cell = self.cell
         x = torch.cat([x_BNS[:, t : t + 2**self.d].flatten(1) for t in self.times])
-        with torch.no_grad(), self.autocast():
-            h = ends_nBH[self.which].flatten(0, 1)
-            kept = cell.room(1, len(h), h)
-            after = cell.trace(cell.project(x), h, kept, 0)
+        h = ends_nBH[self.which].flatten(0, 1)
+        kept = cell.room(1, len(h), h)
+        after = cell.trace(cell.project(x), h, kept, 0)
         self._kept = x, h, kept
         moved = ends_nBH.clone()
         moved[self.which] = after.view(len(self.which), *ends_nBH.shape[1:])
@@ -105,11 +107,10 @@ class Jump:
         assert kept is not None
         x, h, sides = kept
         cell, g = self.cell, slope_nBH[self.which].flatten(0, 1)
-        with torch.no_grad(), self.autocast():
-            d = g.new_empty(len(g), cell.blocks, cell.hidden)
-            before = cell.slopes(cell.factors(sides), sides, 0, g, d, state=True)
-            assert before is not None
-            cell.add_gradients(x, h, d)
+        d = g.new_empty(len(g), cell.blocks, cell.hidden)
+        before = cell.slopes(cell.factors(sides), sides, 0, g, d, state=True)
+        assert before is not None
+        cell.add_gradients(x, h, d)
         slope = slope_nBH.clone()
         slope[self.which] = before.view(len(self.which), *slope.shape[1:])
         return slope

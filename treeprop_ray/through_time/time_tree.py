@@ -10,7 +10,8 @@ reads the state l = n - 2**d and has the target r = n + 2**d. N = 8:
 Loss of a depth: sum_j (h_r_hat - h_r)_j^2, mean over batch and nodes, plus the cross-entropy of
 readout(h_N_hat). h_l and h_r are constants, so the gradient passes two applications of f_d and
 nothing else: a depth can go back and update while the next one goes ahead. The two applications
-read all symbols between them, cut into pieces of 2**d, so one product projects them all.
+read all symbols between them, cut into pieces of 2**d, so one product projects them all. Nothing
+here needs a graph: callers turn it off (and autocast on) for a whole piece of the batch.
 
 Consistency (depth 0): K sweeps h_t <- f_0(h_{t-1}, x_t) of all positions at once, from the tree's
 states; squared distance of the last sweep to the tree's states, gradient through that sweep only.
@@ -21,19 +22,19 @@ Legend: B batch, M nodes of a depth, N symbols, S numbers per symbol, H hidden w
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeprop_ray.factor import full
-from treeprop_ray.through_time.cells import Cell, Kept, add_grad
+from treeprop_ray.through_time.cells import Cell, Kept, add_grad, like
 
 Terms = dict[str, Tensor]  # unweighted loss terms
-Autocast = Callable[[], contextlib.AbstractContextManager[object]]
+Name = tuple[int, str]  # depth and term
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Depth:
     target of its last node.
     """
 
-    def __init__(self, cell: Cell, d: int, rule: TimeRule, autocast: Autocast) -> None:
-        self.cell, self.d, self.rule, self.autocast = cell, d, rule, autocast
+    def __init__(self, cell: Cell, d: int, rule: TimeRule) -> None:
+        self.cell, self.d, self.rule = cell, d, rule
         self.sweeps = rule.sweeps if d == 0 else 0
         self._kept: _Pass | None = None
 
@@ -71,17 +72,16 @@ class Depth:
         B, M, H = states_BMH.shape
         R = B * M  # nodes of all samples are rows of one matrix
         x, states = x_BNS.reshape(2 * R, -1), states_BMH.view(R, H)
-        with torch.no_grad(), self.autocast():
-            p_all = self.cell.project(x)
-            p_left, p_right = p_all.view(R, 2, -1).unbind(1)
-            kept = self.cell.room(2, R, states)
-            h_n = self.cell.trace(p_left, states, kept, 0)
-            hat = self.cell.trace(p_right, h_n, kept, 1)
-            finer = torch.stack((states, h_n), 1).view(2 * R, H)
-            swept = None
-            if self.sweeps:
-                once = torch.stack((h_n, hat), 1).view(2 * R, H)
-                swept = self._sweep(p_all, finer, once, 2 * M)
+        p_all = self.cell.project(x)
+        p_left, p_right = p_all.view(R, 2, -1).unbind(1)
+        kept = self.cell.room(2, R, states)
+        h_n = self.cell.trace(p_left, states, kept, 0)
+        hat = self.cell.trace(p_right, h_n, kept, 1)
+        finer = torch.stack((states, h_n), 1).view(2 * R, H)
+        swept = None
+        if self.sweeps:
+            once = torch.stack((h_n, hat), 1).view(2 * R, H)
+            swept = self._sweep(p_all, finer, once, 2 * M)
         hat_BMH = hat.view(B, M, H)
         self._kept = _Pass(x, states_BMH, finer, hat_BMH, kept, swept, halo, beyond_BH)
         return finer.view(B, 2 * M, H)[:, 2 * halo :], hat_BMH[:, -1]
@@ -92,14 +92,14 @@ class Depth:
 
     def _sweep(self, p: Tensor, tree: Tensor, once: Tensor, N: int) -> _Sweep:
         """h_1 … h_N after K sweeps from `tree`, h_0 … h_{N-1}; `once` is after the first."""
-        before, after = tree, once
-        for i in range(2, self.sweeps + 1):
+        before, after, kept = tree, once, self.cell.room(1, len(tree), tree)
+        for _ in range(1, self.sweeps):
             before = after.roll(1, 0)
             before[::N] = 0  # h_0 of every sample
-            if i < self.sweeps:
-                after = self.cell.advance(p, before)
-        kept = self.cell.room(1, len(before), before)
-        return _Sweep(before, self.cell.trace(p, before, kept, 0), kept, tree, N)
+            after = self.cell.trace(p, before, kept, 0)
+        if self.sweeps == 1:
+            self.cell.trace(p, before, kept, 0)  # `once` again, with what the backward needs
+        return _Sweep(before, after, kept, tree, N)
 
     def back(self, answer_BH: Tensor | None, batch: int) -> Terms:
         """Gradients of this depth's cell; `answer` is d CE / d h_N_hat, if the last node is here.
@@ -111,34 +111,33 @@ class Depth:
         terms: Terms = {}
         nodes = self.rule.N >> (self.d + 1)  # of the whole depth
         slopes = [] if answer_BH is None else [answer_BH.unsqueeze(1)]
-        with torch.no_grad(), self.autocast():
-            hat, h_r = against(kept.hat, kept.states, kept.halo, kept.beyond)
-            if hat.shape[1]:
-                terms["right"], right = square_error(hat, h_r, batch * (nodes - 1))
-                slopes.insert(0, right)
-            slope_BMH = slopes[0] if len(slopes) == 1 else torch.cat(slopes, 1)
-            if kept.halo:
-                slope_BMH = F.pad(slope_BMH, (0, 0, kept.halo, 0))
-            slope = slope_BMH.flatten(0, 1)
-            R, cell = len(slope), self.cell
-            d = slope.new_empty(R, 2, cell.blocks, cell.hidden)
-            f = cell.factors(kept.cell)
-            dh_n = cell.slopes(f, kept.cell, 1, slope, d[:, 1], state=True)
-            assert dh_n is not None
-            cell.slopes(f, kept.cell, 0, dh_n, d[:, 0])
-            cell.add_gradients(kept.x, kept.finer, d.view(2 * R, -1))
-            if kept.swept is not None:
-                share = batch * (self.rule.N - 1)
-                terms["cons"], near = kept.swept.error(share, 2 * kept.halo, kept.beyond)
-                near *= self.rule.lambda_cons
-                d, sweep = torch.empty_like(d).flatten(0, 1), kept.swept.kept
-                cell.slopes(cell.factors(sweep), sweep, 0, near, d)
-                cell.add_gradients(kept.x, kept.swept.before, d)
+        hat, h_r = against(kept.hat, kept.states, kept.halo, kept.beyond)
+        if hat.shape[1]:
+            terms["right"], right = square_error(hat, h_r, batch * (nodes - 1))
+            slopes.insert(0, right)
+        slope_BMH = slopes[0] if len(slopes) == 1 else torch.cat(slopes, 1)
+        if kept.halo:
+            slope_BMH = F.pad(slope_BMH, (0, 0, kept.halo, 0))
+        slope = slope_BMH.flatten(0, 1)
+        R, cell = len(slope), self.cell
+        d = slope.new_empty(R, 2, cell.blocks, cell.hidden)
+        d_n, d_r = d.unbind(1)
+        f = cell.factors(kept.cell)
+        dh_n = cell.slopes(f, kept.cell, 1, slope, d_r, state=True)
+        assert dh_n is not None
+        cell.slopes(f, kept.cell, 0, dh_n, d_n)
+        cell.add_gradients(kept.x, kept.finer, d.view(2 * R, -1))
+        if kept.swept is not None:
+            share = batch * (self.rule.N - 1)
+            terms["cons"], near = kept.swept.error(share, 2 * kept.halo, kept.beyond)
+            near *= self.rule.lambda_cons
+            d, sweep = torch.empty_like(d).flatten(0, 1), kept.swept.kept
+            cell.slopes(cell.factors(sweep), sweep, 0, near, d)
+            cell.add_gradients(kept.x, kept.swept.before, d)
         return terms
 
 
-@dataclass(frozen=True)
-class _Sweep:
+class _Sweep(NamedTuple):
     """The last sweep: states before and after it, and the tree's h_0 … h_{N-1}; rows B * N."""
 
     before: Tensor
@@ -154,8 +153,7 @@ class _Sweep:
         return loss, F.pad(slope, (0, 0, halo, int(beyond_BH is None))).flatten(0, 1)
 
 
-@dataclass(frozen=True)
-class _Pass:
+class _Pass(NamedTuple):
     """What a depth keeps between ahead and back; rows are (sample, node)."""
 
     x: Tensor  # symbols in pieces of 2**d
@@ -188,69 +186,46 @@ def square_error(found: Tensor, target: Tensor, count: int) -> tuple[Tensor, Ten
 class Readout:
     """The classifier on h_N. Every depth asks it once per piece of the batch.
 
-    softmax(logits) - onehot is written out, and what its own gradient needs is kept until the last
-    depth has asked: D graphs of their own would take several times as long.
+    softmax(logits) - onehot is written out, and what its own gradient needs is kept until all have
+    asked: graphs would take several times as long.
     """
 
-    def __init__(self, module: nn.Linear, autocast: Autocast) -> None:
-        self.module, self.autocast = module, autocast
-        self._asked: list[tuple[int, Tensor, Tensor, Tensor]] = []  # depth, h_N_hat, logits, slope
-        self._looked: tuple[Tensor, Tensor, Tensor] | None = None  # ends, logits, slope
+    def __init__(self, module: nn.Linear) -> None:
+        self.module = module
+        self._asked: list[tuple[Sequence[Name], Tensor, Tensor, Tensor]] = []
 
     def forget(self) -> None:
         """Drop questions of a step that will not be finished."""
-        self._asked, self._looked = [], None
+        self._asked = []
 
     def onehot(self, y: Tensor) -> Tensor:
         """Labels as `answer` takes them, made once for all depths."""
         weight = self.module.weight
         return F.one_hot(y, len(weight)).to(weight.dtype)
 
-    def answer(self, d: int, hat_BH: Tensor, onehot_BC: Tensor, batch: int) -> Tensor:
-        """The slope at h_N_hat of the cross-entropy, a mean over the whole batch."""
-        with torch.no_grad(), self.autocast():
-            logits = full(self.module(hat_BH))
-            slope = logits.softmax(-1).sub_(onehot_BC).div_(batch)
-            back = slope @ self.module.weight
-        self._asked.append((d, hat_BH, logits, slope))
-        return back.to(hat_BH.dtype)
+    def answer(
+        self, names: Sequence[Name], hat_nBH: Tensor, onehot_BC: Tensor, batch: int
+    ) -> Tensor:
+        """The slopes at n estimates of h_N of their cross-entropies, means over the whole batch.
 
-    def look(self, ends_nBH: Tensor, onehot_BC: Tensor, batch: int) -> Tensor:
-        """The slope at h_N, for every window's end as it leads there."""
-        with torch.no_grad(), self.autocast():
-            logits = full(self.module(ends_nBH))
-            slope = logits.softmax(-1).sub_(onehot_BC).div_(batch)
-            back = slope @ self.module.weight
-        self._looked = ends_nBH, logits, slope
-        return back.to(ends_nBH.dtype)
+        One product for each: then bits do not depend on how many are asked about at once.
+        """
+        weight_nCH = self.module.weight.expand(len(names), -1, -1)
+        logits = full(torch.baddbmm(self.module.bias, hat_nBH, weight_nCH.mT))
+        slope = logits.softmax(-1).sub_(onehot_BC).div_(batch)
+        self._asked.append((names, hat_nBH, logits, slope))
+        return like(torch.bmm(slope, weight_nCH), hat_nBH)
 
-    def settle(self, onehot_BC: Tensor, batch: int) -> dict[int, Terms]:
-        """After all depths have asked: the readout's gradient, and the cross-entropy by depth."""
-        asked, looked = self._asked, self._looked
-        self._asked, self._looked = [], None
-        terms: dict[int, Terms] = {}
-        with torch.no_grad(), self.autocast():
-            if asked:
-                depths, hats, logits, slopes = zip(*asked, strict=True)
-                found = torch.stack(logits), torch.cat(slopes), torch.cat(hats)
-                for d, value in zip(depths, self._learn(*found, onehot_BC, batch), strict=True):
-                    terms[d] = {"ce": value}
-            if looked:
-                ends, led, slope = looked
-                *look, roll = self._learn(
-                    led, slope.flatten(0, 1), ends.flatten(0, 1), onehot_BC, batch
-                )
-                terms[0] = {"roll": roll}
-                if look:
-                    terms[0]["look"] = torch.stack(look).sum()
-        return terms
-
-    def _learn(
-        self, logits: Tensor, slope: Tensor, states: Tensor, onehot_BC: Tensor, batch: int
-    ) -> tuple[Tensor, ...]:
-        add_grad(self.module.weight, slope.t() @ states)
-        add_grad(self.module.bias, slope.sum(0))
-        return ((logits.log_softmax(-1) * onehot_BC).sum((1, 2)) / -batch).unbind()
+    def settle(self, onehot_BC: Tensor, batch: int) -> list[tuple[int, Terms]]:
+        """After all have asked: the readout's gradient, and the cross-entropies by depth."""
+        asked, self._asked = self._asked, []
+        hats, logits, slopes = (torch.cat(t) for t in list(zip(*asked, strict=True))[1:])
+        rows = slopes.flatten(0, 1)
+        add_grad(self.module.weight, rows.t() @ hats.flatten(0, 1))
+        add_grad(self.module.bias, rows.sum(0))
+        values = (logits.log_softmax(-1) * onehot_BC).sum((1, 2)) / -batch
+        names = (name for names, *_ in asked for name in names)
+        return [(d, {k: value}) for (d, k), value in zip(names, values.unbind(), strict=True)]
 
 
 def first_states(x_BNS: Tensor, hidden: int) -> Tensor:
