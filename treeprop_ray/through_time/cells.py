@@ -50,6 +50,11 @@ def product(h: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
     return torch.addmm(bias, h, weight.t(), out=out)
 
 
+def over_rows(d: Tensor, x: Tensor) -> Tensor:
+    """d^T x; a narrow x goes first, which is several times as fast."""
+    return d.t() @ x if x.shape[1] > 8 else (x.t() @ d).t().contiguous()
+
+
 class Cell(Protocol):
     """What the time tree and BPTT need of a cell."""
 
@@ -149,9 +154,9 @@ class GRUCell(nn.Module):
         """Gradients of the four parameters; d has the candidate's block first, they have it last"""
         H = self.hidden
         flat = d.view(len(d), -1)
-        bias, columns = flat.sum(0), flat.t()
-        add_grad(self.weight_ih, (columns[: 3 * H] @ x).roll(-H, 0))
-        add_grad(self.weight_hh, columns[H:] @ h)
+        bias = flat.sum(0)
+        add_grad(self.weight_ih, over_rows(flat[:, : 3 * H], x).roll(-H, 0))
+        add_grad(self.weight_hh, over_rows(flat[:, H:], h))
         add_grad(self.bias_ih, bias[: 3 * H].roll(-H))
         add_grad(self.bias_hh, bias[H:])
 
@@ -206,8 +211,8 @@ class ElmanCell(nn.Module):
     def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
         """Gradients of the three parameters."""
         flat = d.view(len(d), -1)
-        add_grad(self.weight_ih, flat.t() @ x)
-        add_grad(self.weight_hh, flat.t() @ h)
+        add_grad(self.weight_ih, over_rows(flat, x))
+        add_grad(self.weight_hh, over_rows(flat, h))
         add_grad(self.bias, flat.sum(0))
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
