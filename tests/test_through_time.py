@@ -23,7 +23,7 @@ from treeprop_ray.through_time.bptt import fused, unrolled
 from treeprop_ray.through_time.cells import CELLS, GRUCell
 from treeprop_ray.through_time.engine import BPTTEngine, TreeEngine
 from treeprop_ray.through_time.network import TimeNetwork, as_torch_gru
-from treeprop_ray.through_time.time_tree import Depth, TimeRule, first_states
+from treeprop_ray.through_time.time_tree import Depth, Readout, TimeRule, first_states
 from treeprop_ray.train import Trainer
 
 Command = Callable[..., Result]
@@ -256,6 +256,29 @@ def test_the_tree_readout_is_the_finest_spine_path() -> None:
     hats = all_states(network, x)[1]
     for path, hat in zip(network.tree.spine_paths, hats, strict=True):
         torch.testing.assert_close(network.path(path)(x), network.parts()["readout"](hat))
+
+
+@pytest.mark.parametrize("B", [1, 3, 32])
+def test_the_readout_answers_all_depths_as_it_answers_each(B: int) -> None:
+    """Bit for bit: the local engine asks once, the depths as actors ask one by one."""
+    readout, hats = Readout(nn.Linear(64, 10)), torch.randn(8, B, 64)
+    labels = readout.onehot(torch.arange(B) % 10)
+    with torch.no_grad():
+        together = readout.answer([(d, "ce") for d in range(8)], hats, labels, B)
+        for d, slope in enumerate(together):
+            assert torch.equal(slope, readout.answer([(d, "ce")], hats[d : d + 1], labels, B)[0])
+
+
+@pytest.mark.parametrize("kind", CELL_NAMES)
+def test_bf16_gradients_are_near_those_of_float32(kind: str) -> None:
+    found, (x, y) = [], batch(3)
+    for precision in ("float32", "bf16"):
+        network = time_network(kind, 3).float()
+        rest = (OptimizerRule(), fixed_batches(3), 1, "cpu", precision)
+        TreeEngine(TimeRule(3, 2), network, *rest).gradients(x.float(), y, cut(0, B, 1)[0])
+        found.append({k: p.grad for k, p in network.named_parameters() if p.grad is not None})
+    for k, grad in found[0].items():
+        assert 0 < (found[1][k] - grad).norm() < 0.05 * grad.norm(), k
 
 
 # -- BPTT -------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def square_error(found: Tensor, target: Tensor, count: int) -> tuple[Tensor, Ten
 
 
 class Readout:
-    """The classifier on h_N. Every depth asks it once per piece of the batch.
+    """The classifier on h_N. Asked once per piece of the batch, by each depth or for all of them.
 
     softmax(logits) - onehot is written out, and what its own gradient needs is kept until all have
     asked: graphs would take several times as long.
