@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from treeprop_ray import TreeNetwork, fit
+from treeprop_ray import TreeNetwork, config, fit
 from treeprop_ray.errors import UserError
+from treeprop_ray.models import mlp
 
 X = torch.randn(6, 5)
 
@@ -110,3 +111,12 @@ def test_fit_learns_and_refuses_unknown_settings() -> None:
         fit(tree, x, y, learning_rate=1)
     with pytest.raises(UserError, match=r"alpha=2\.0: must be at most 1"):
         fit(tree, x, y, alpha=2.0)
+
+
+@pytest.mark.parametrize(("init", "largest"), [("torch", 1 / 8), ("xavier", (6 / 96) ** 0.5)])
+def test_initial_weights_of_the_perceptron(init: str, largest: float) -> None:
+    """64 inputs, 32 outputs: uniform weights up to the bound of the rule, Glorot's without bias."""
+    model = config.load([f"model.init={init}", "model.hidden=32"]).model
+    weight, bias = mlp.blueprint(model, (8, 8), 10, "gaussian").block(0, 1).parameters()
+    assert 0.98 * largest < weight.abs().max() <= largest
+    assert (bias == 0).all() == (init == "xavier")

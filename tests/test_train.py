@@ -149,8 +149,10 @@ def test_checkpoints_are_pruned_to_the_newest_and_the_best(
 ) -> None:
     command("train", *SMALL, "epochs=6", f"out={tmp_path}", "name=p", "keep_last=2")
     steps = checkpoint.steps(tmp_path / "p" / "checkpoints")
-    best = newest(tmp_path / "p").meta["best"]["step"]
-    assert steps == sorted({100, 120, best})
+    best = newest(tmp_path / "p").meta["best"]
+    assert steps == sorted({100, 120, best["step"]})
+    again = command("evaluate", f"run={tmp_path / 'p'}", "checkpoint=best", "split=test")
+    assert f"{100 * best['test']['accuracy']:.2f} %" in again.out.split("full")[1]
 
 
 def test_weights_are_keyed_by_edge(command: Command, tmp_path: Path) -> None:

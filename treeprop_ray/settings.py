@@ -30,6 +30,12 @@ class Model:
     activation: str = opt(
         "sigmoid", "mlp: nonlinearity", choices=["sigmoid", "tanh", "relu", "gelu"]
     )
+    init: str = opt(
+        "torch",
+        "mlp: initial weights; torch: uniform, +-1/sqrt(inputs), biases too; xavier: "
+        "Glorot's uniform, biases 0",
+        choices=["torch", "xavier"],
+    )
     patch: int = opt(4, "vit: side of a square patch in pixels", low=1)
     heads: int = opt(6, "vit, gpt: attention heads; must divide model.hidden", low=1)
     mlp_ratio: float = opt(

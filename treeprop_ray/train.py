@@ -153,17 +153,25 @@ class Trainer:
             self.log.pause(self.prober.at(done, epoch, last=done == self.total_steps))
         bar.advance()
         if saves or done == self.total_steps:
+            if scores:
+                self._compare(done, scores["full"])
             self._save(done, epoch, scores, self.wall + time.perf_counter() - began)
         if scores and self.on_epoch:
             self.on_epoch(epoch, scores)
+
+    def _compare(self, step: int, full: Score) -> None:
+        """Keep the best validation score, and the test score of the same weights beside it."""
+        if self.outline.better(full, self.best):
+            test = self.engine.score({"full": self.paths["full"]}, "test")["full"]
+            self.best = {
+                "accuracy": full.accuracy, "loss": full.loss, "step": step,
+                "test": self.outline.figures(test),
+            }  # fmt: skip
 
     def _save(self, step: int, epoch: int, scores: Mapping[str, Score], wall: float) -> None:
         from treeprop_ray import checkpoint
 
         s, tree = self.settings, self.engine.tree
-        if scores and self.outline.better(scores["full"], self.best):
-            full = scores["full"]
-            self.best = {"accuracy": full.accuracy, "loss": full.loss, "step": step}
         weights, optimizer = self.engine.state()
         meta = {
             "step": step, "epoch": epoch, "seed": s.seed, "N": tree.N, "split": s.split,

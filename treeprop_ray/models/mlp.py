@@ -20,13 +20,20 @@ def blueprint(model: Model, input_shape: tuple[int, ...], classes: int, family: 
     width = math.prod(input_shape)
     hidden, activation = model.hidden, ACTIVATIONS[model.activation]
 
+    def linear(inputs: int, outputs: int) -> nn.Linear:
+        layer = nn.Linear(inputs, outputs)
+        if model.init == "xavier":
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        return layer
+
     def block(l: int, r: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(width if l == 0 else hidden, hidden), activation())
+        return nn.Sequential(linear(width if l == 0 else hidden, hidden), activation())
 
     return Blueprint(
         N=model.blocks + 1,
         stem=nn.Flatten,
         block=block,
-        head=lambda: nn.Linear(hidden, classes),
+        head=lambda: linear(hidden, classes),
         family=family,
     )

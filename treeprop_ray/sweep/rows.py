@@ -30,11 +30,16 @@ LAST = [
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a run: <split>/<path>/<kind>, leak, parameters_deployed."""
+    """The figures of a run: <split>/<path>/<kind>, leak, parameters_deployed.
+
+    best/full/<kind> is of the test split too, at the epoch with the best validation score.
+    """
     found: dict[str, float] = {}
     for split, by_path in summary["final"].items():
         for path, score in by_path.items():
             found.update({f"{split}/{path}/{kind}": value for kind, value in score.items()})
+    best = summary.get("best_validation", {}).get("test", {})
+    found.update({f"best/full/{kind}": value for kind, value in best.items()})
     if summary.get("leak") is not None:
         found["leak"] = summary["leak"]
     found["parameters_deployed"] = summary["parameters_deployed"]

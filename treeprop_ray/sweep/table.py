@@ -132,18 +132,22 @@ def table_of(section: Section) -> str:
     rows, columns, cells = grid(section)
     paper, single = paper_of(section), len(layout.values) == 1
 
-    def heading(column: Key) -> str:
+    def heading(column: Key, bare: bool = single and len(layout.columns) > 1) -> str:
         pairs = zip(layout.columns, column, strict=True)
         return ", ".join(
             str(v) if k == VALUE else space.label(k, v)
             for k, v in pairs
-            if not (k == VALUE and single and len(layout.columns) > 1)
+            if not (k == VALUE and bare)
         )
 
-    def quoted(row: Key, column: Key) -> str:
+    def quoted(row: Key, column: Key) -> tuple[str, str]:
+        """Heading and figure; one that is given for all values stands beside the first of them."""
         pairs = [*zip(layout.rows, row, strict=True), *zip(layout.columns, column, strict=True)]
-        keys = [v for k, v in pairs if not (k == VALUE and single)]
-        return paper.cell(keys) if paper else ""
+        if paper and (found := paper.cell([v for _, v in pairs])):
+            return heading(column), found
+        keys = [v for k, v in pairs if k != VALUE]
+        first = (VALUE, next(iter(layout.values))) in pairs
+        return heading(column, len(keys) > 1), paper.cell(keys) if paper and first else ""
 
     lines: list[dict[str, str]] = []
     for row in rows:
@@ -155,8 +159,8 @@ def table_of(section: Section) -> str:
         for column in columns:
             found = cells.get((row, column))
             line[heading(column)] = section.cell(*found) if found else NO_CELL
-            if any(quoted(r, column) for r in rows):
-                line[f"paper, {heading(column)}"] = quoted(row, column) or NO_CELL
+            if names := [name for name, figure in (quoted(r, column) for r in rows) if figure]:
+                line[f"paper, {names[0]}"] = quoted(row, column)[1] or NO_CELL
         lines.append(line)
     empty = [c for c in lines[0] if all(line[c] == NO_CELL for line in lines)]
     return markdown([{k: v for k, v in line.items() if k not in empty} for line in lines])
@@ -240,6 +244,8 @@ def _metric_text(metric: str) -> str:
     if len(parts) != 3:
         return "leak: clean minus tree cross-entropy at the end" if metric == "leak" else metric
     unit = " (%)" if parts[2] == "accuracy" else ""
+    if parts[0] == "best":
+        return f"test {parts[2]}{unit} of {parts[1]} at the best validation epoch"
     return f"{parts[0]} {parts[2]}{unit} of {parts[1]}"
 
 
