@@ -167,16 +167,14 @@ class BoundaryHost(Owner):
         (given,) = inputs.values()
         assert given is not None
         hat, labels = given.to(self.device), self.readout.onehot(y[piece.start : piece.stop])
-        looks = call.phase == "look"  # at the ends of all windows, else at one depth's h_N_hat
-        names = look_names(len(hat)) if looks else [(call.nodes[0], "ce")]
+        names = look_names(len(hat)) if call.phase == "look" else [(call.nodes[0], "ce")]
+        hat_nBH = hat.view(len(names), *hat.shape[-2:])
         with self.autocast():
-            slope = self.readout.answer(
-                names, hat if looks else hat.unsqueeze(0), labels, piece.total
-            )
+            slope = self.readout.answer(names, hat_nBH, labels, piece.total)
             if call.last:
                 for asked, terms in self.readout.settle(labels, piece.total):
                     self.note(asked, terms)
-        return dict.fromkeys(call.outputs, slope if looks else slope[0])
+        return dict.fromkeys(call.outputs, slope.view_as(hat))
 
     def score_here(
         self, paths: Mapping[str, Sequence[int]], batches: Sequence[tuple[str, int]], *states: Any
