@@ -113,10 +113,13 @@ def test_fit_learns_and_refuses_unknown_settings() -> None:
         fit(tree, x, y, alpha=2.0)
 
 
-@pytest.mark.parametrize(("init", "largest"), [("torch", 1 / 8), ("xavier", (6 / 96) ** 0.5)])
-def test_initial_weights_of_the_perceptron(init: str, largest: float) -> None:
+@pytest.mark.parametrize(
+    ("words", "largest"),
+    [(["init=torch"], 1 / 8), (["init=xavier"], 1 / 4), (["init=xavier", "model.gain=4"], 1)],
+)
+def test_initial_weights_of_the_perceptron(words: list[str], largest: float) -> None:
     """64 inputs, 32 outputs: uniform weights up to the bound of the rule, Glorot's without bias."""
-    model = config.load([f"model.init={init}", "model.hidden=32"]).model
+    model = config.load([f"model.{words[0]}", *words[1:], "model.hidden=32"]).model
     weight, bias = mlp.blueprint(model, (8, 8), 10, "gaussian").block(0, 1).parameters()
     assert 0.98 * largest < weight.abs().max() <= largest
-    assert (bias == 0).all() == (init == "xavier")
+    assert (bias == 0).all() == (model.init == "xavier")

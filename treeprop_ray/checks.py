@@ -66,6 +66,10 @@ def check(settings: Any) -> None:
             f"chain_lr={settings.chain_lr}: is for trees over blocks; through time use time.recipe"
         )
     check_baselines(settings)
+    if settings.model.gain != 1 and settings.model.init != "xavier":
+        raise UserError(
+            f"model.gain={settings.model.gain}: needs model.init=xavier, not {settings.model.init}"
+        )
     if family_of(settings) == "bernoulli":
         if settings.model.name != "mlp":
             raise UserError(

@@ -33,8 +33,11 @@ class Model:
     init: str = opt(
         "torch",
         "mlp: initial weights; torch: uniform, +-1/sqrt(inputs), biases too; xavier: "
-        "Glorot's uniform, biases 0",
+        "Glorot's uniform times model.gain, biases 0",
         choices=["torch", "xavier"],
+    )
+    gain: float = opt(
+        1.0, "mlp with init=xavier: factor; 4 makes up for the slope of a sigmoid, 1/4", above=0
     )
     patch: int = opt(4, "vit: side of a square patch in pixels", low=1)
     heads: int = opt(6, "vit, gpt: attention heads; must divide model.hidden", low=1)

@@ -23,7 +23,7 @@ def blueprint(model: Model, input_shape: tuple[int, ...], classes: int, family: 
     def linear(inputs: int, outputs: int) -> nn.Linear:
         layer = nn.Linear(inputs, outputs)
         if model.init == "xavier":
-            nn.init.xavier_uniform_(layer.weight)
+            nn.init.xavier_uniform_(layer.weight, model.gain)
             nn.init.zeros_(layer.bias)
         return layer
 
