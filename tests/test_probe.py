@@ -296,7 +296,8 @@ def test_command_adds_a_row_to_a_finished_run(command: Command, tmp_path: Path) 
     assert text.split("\nThis file:")[0] in both and "\n## two\n" in both
     refused = command("probe", *table, "keep=[three]")
     assert refused.code == 2 and "keep=three" in refused.err
-    assert command("probe", "mode=list", f"run=[{folder},{two}]", f"out={out}").code == 0
+    assert command("probe", "mode=list", f"run={folder}", f"out={out}").code == 0
+    assert command("probe", "mode=list", f"run={two}", f"out={out}").code == 0
     lines = pd.read_csv(out / "probe_list.csv")
     assert list(lines.run) == ["one", "two"] and list(lines.probes) == [3, 3]
 

@@ -66,14 +66,18 @@ def stored_sections(path: Path) -> dict[str, str]:
 
 
 def write_list(runs: Sequence[str], out: str) -> Path:
-    """Write <out>/probe_list.md and .csv: one line for each run."""
-    lines = [line_of(*read(run)) for run in runs]
+    """Write <out>/probe_list.md and .csv: a line for each run, and those of earlier runs."""
+    lines = pd.DataFrame([line_of(*read(run)) for run in runs])
     target = Path(out) / "probe_list.md"
     target.parent.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(lines).to_csv(target.with_suffix(".csv"), index=False)
+    stored = target.with_suffix(".csv")
+    if stored.is_file():
+        before = pd.read_csv(stored, dtype={"run": str, "settings": str, "commit": str})
+        lines = pd.concat([before[~before.run.isin(lines.run)], lines])
+    lines.to_csv(stored, index=False)
     shown = [
         {k: f"{v:.3g}" if isinstance(v, float) else str(v) for k, v in line.items()}
-        for line in lines
+        for line in lines.to_dict("records")
     ]
     text = [
         "# Many probed runs, a line each",
