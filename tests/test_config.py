@@ -35,6 +35,10 @@ Command = Callable[..., Result]
         (["sigma=0.1"], ["sigma=0.1", "Bernoulli"]),
         (["mc_samples=4"], ["mc_samples=4", "sigma=0"]),
         (["experiment=smnist_gru_small", "chain_lr=2"], ["chain_lr=2", "time.recipe"]),
+        (
+            ["model.init=xavier", "model.name=vit", "model.heads=4"],
+            ["model.init=xavier", "mlp", "vit"],
+        ),
         (["model.gain=4"], ["model.gain=4", "model.init=xavier", "torch"]),
         (["family=bernoulli", "model.activation=relu"], ["bernoulli", "sigmoid", "relu"]),
         (["microbatches=65"], ["microbatches=65", "batch=64"]),

@@ -66,6 +66,10 @@ def check(settings: Any) -> None:
             f"chain_lr={settings.chain_lr}: is for trees over blocks; through time use time.recipe"
         )
     check_baselines(settings)
+    if settings.model.init != "torch" and settings.model.name != "mlp":
+        raise UserError(
+            f"model.init={settings.model.init}: is for model.name=mlp, not {settings.model.name}"
+        )
     if settings.model.gain != 1 and settings.model.init != "xavier":
         raise UserError(
             f"model.gain={settings.model.gain}: needs model.init=xavier, not {settings.model.init}"

@@ -79,7 +79,7 @@ class ProbeSettings:
     mode: str = opt(
         "measure",
         "measure a checkpoint, or write the rows of finished runs to <out>/probe.md (table) or a "
-        "line for each to <out>/probe_list.md (list)",
+        "line for each to <out>/probe_list.md (list; lines of other runs stay)",
         choices=["measure", "table", "list"],
     )
     keep: Any = opt("", "mode=table: sections of <out>/probe.md that stay as they are, by name")

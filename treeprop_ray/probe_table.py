@@ -72,7 +72,9 @@ def write_list(runs: Sequence[str], out: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     stored = target.with_suffix(".csv")
     if stored.is_file():
-        before = pd.read_csv(stored, dtype={"run": str, "settings": str, "commit": str})
+        texts = ["run", "settings", "commit"]
+        before = pd.read_csv(stored, dtype=dict.fromkeys(texts, str))
+        before[texts] = before[texts].fillna("")
         lines = pd.concat([before[~before.run.isin(lines.run)], lines])
     lines.to_csv(stored, index=False)
     shown = [

@@ -37,7 +37,9 @@ class Model:
         choices=["torch", "xavier"],
     )
     gain: float = opt(
-        1.0, "mlp with init=xavier: factor; 4 makes up for the slope of a sigmoid, 1/4", above=0
+        1.0,
+        "mlp with init=xavier: factor, head too; 4 makes up for a sigmoid's slope, 1/4",
+        above=0,
     )
     patch: int = opt(4, "vit: side of a square patch in pixels", low=1)
     heads: int = opt(6, "vit, gpt: attention heads; must divide model.hidden", low=1)

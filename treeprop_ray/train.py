@@ -134,6 +134,7 @@ class Trainer:
         ends_epoch = done % self.per_epoch == 0 or done == self.total_steps
         logs = ends_epoch or done % s.log_every == 0
         saves = ends_epoch if s.checkpoint_every == 0 else done % s.checkpoint_every == 0
+        saves = saves or done == self.total_steps
         clean = None
         if ends_epoch and self.outline.clean:
             clean = self.engine.clean_loss(self.outline.clean[0], step)
@@ -143,6 +144,8 @@ class Trainer:
         scores: Mapping[str, Score] = {}
         if ends_epoch and (epoch % s.eval_every == 0 or done == self.total_steps):
             self.validation = scores = self.engine.score(self.paths, "validation")
+            if saves:
+                self._compare(done, scores["full"])
             self.log.epoch(done, epoch, scores)
             shown = {name: self.outline.show(v).strip() for name, v in scores.items()}
             bar.line(
@@ -152,9 +155,7 @@ class Trainer:
         if self.prober:
             self.log.pause(self.prober.at(done, epoch, last=done == self.total_steps))
         bar.advance()
-        if saves or done == self.total_steps:
-            if scores:
-                self._compare(done, scores["full"])
+        if saves:
             self._save(done, epoch, scores, self.wall + time.perf_counter() - began)
         if scores and self.on_epoch:
             self.on_epoch(epoch, scores)

@@ -8,7 +8,9 @@
     space: {alpha: [0, 0.5, 1]}       axes; a list of such mappings is a union of grids
     exclude: [{alpha: 0, beta: 0}]    settings that are left out
     seeds: [1, 2, 3]
-    metric: test/full/accuracy        <split>/<path>/<accuracy|loss|perplexity>, or leak
+    metric: test/full/accuracy        <split>/<path>/<accuracy|loss|perplexity>, or leak;
+                                      best/full/… is of the test split, at the best
+                                      validation epoch
     mode: max
     table: {rows: [alpha], columns: [beta], values: {accuracy: test/full/accuracy}}
     labels: {alpha: α}                how keys (or key: {value: text}) are shown

@@ -147,7 +147,7 @@ def table_of(section: Section) -> str:
             return heading(column), found
         keys = [v for k, v in pairs if k != VALUE]
         first = (VALUE, next(iter(layout.values))) in pairs
-        return heading(column, len(keys) > 1), paper.cell(keys) if paper and first else ""
+        return heading(column, len(layout.columns) > 1), paper.cell(keys) if paper and first else ""
 
     lines: list[dict[str, str]] = []
     for row in rows:
@@ -191,7 +191,10 @@ def _notes(section: Section) -> list[str]:
     space, finished = section.space, [r for r in section.rows if r["status"] == FINISHED]
     wanted = sum(len(seeds) for _, seeds in section.expected)
     seeds = sorted({s for _, wants in section.expected for s in wants})
-    metrics = _metrics_text(list(space.table.values.values()))
+    shown = [
+        m for m in space.table.values.values() if any(value_of(m, r) is not None for r in finished)
+    ]
+    metrics = _metrics_text(shown or list(space.table.values.values()))
     spread = "mean ± sample standard deviation over seeds" if len(seeds) > 1 else "one run, seed"
     notes = [f"{metrics}; {spread} {', '.join(map(str, seeds))}. {len(finished)} of {wanted} runs."]
     paper = paper_of(section)
