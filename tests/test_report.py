@@ -130,6 +130,16 @@ def test_runs_with_different_epochs_never_share_a_cell(command: Command, small: 
     assert "99.00" in long and "90.00" not in long
 
 
+def test_a_table_whose_cells_have_different_seeds_says_so(command: Command, small: Path) -> None:
+    for sweep in (sweep_at(small, "seeds=[1]"), sweep_at(small, "seeds=[1,2]", "alpha=[1]")):
+        for trial in sweep.trials():
+            if not trial.folder.exists():
+                finish(trial, 0.9)
+        rows.log_command(sweep.folder, sweep.command)
+    kinds = "one run, seed 1, or mean ± sample standard deviation over seeds 1, 2. 5 of 5 runs."
+    assert kinds in report(command, small)
+
+
 def test_a_failed_run_shows_its_error_and_no_figure(command: Command, small: Path) -> None:
     sweep = made_up_runs(small)
     failed = pick(sweep, 1, 0.5, 1)

@@ -190,13 +190,11 @@ def report_of(name: str, made: Sequence[Section]) -> str:
 def _notes(section: Section) -> list[str]:
     space, finished = section.space, [r for r in section.rows if r["status"] == FINISHED]
     wanted = sum(len(seeds) for _, seeds in section.expected)
-    seeds = sorted({s for _, wants in section.expected for s in wants})
     shown = [
         m for m in space.table.values.values() if any(value_of(m, r) is not None for r in finished)
     ]
     metrics = _metrics_text(shown or list(space.table.values.values()))
-    spread = "mean ± sample standard deviation over seeds" if len(seeds) > 1 else "one run, seed"
-    notes = [f"{metrics}; {spread} {', '.join(map(str, seeds))}. {len(finished)} of {wanted} runs."]
+    notes = [f"{metrics}; {_spread(section)}. {len(finished)} of {wanted} runs."]
     paper = paper_of(section)
     if paper and "| paper, " in table_of(section):
         other = paper.base and paper.base != section.sweep.base
@@ -228,6 +226,16 @@ def _notes(section: Section) -> list[str]:
         notes.append(f"Commit {commits}, {when} UTC, {hardware}, torch {torch}, ray {ray}.")
     notes += [f"Command: `{command}`" for command in section.commands]
     return [f"{note}  " for note in notes]
+
+
+def _spread(section: Section) -> str:
+    """What a cell is: one run, a mean, or one here and the other there."""
+    asked = {tuple(sorted(seeds)) for _, seeds in section.expected}
+    texts = []
+    for seeds in sorted(asked, key=lambda seeds: (len(seeds), seeds)):
+        kind = "one run, seed" if len(seeds) == 1 else "mean ± sample standard deviation over seeds"
+        texts.append(f"{kind} {', '.join(map(str, seeds))}")
+    return ", or ".join(texts)
 
 
 def _settings(section: Section, row: Row) -> str:
