@@ -155,6 +155,28 @@ def test_checkpoints_are_pruned_to_the_newest_and_the_best(
     assert f"{100 * best['test']['accuracy']:.2f} %" in again.out.split("full")[1]
 
 
+def test_eval_test_scores_the_test_split_at_every_epoch_and_survives_a_stop(
+    command: Command, tmp_path: Path
+) -> None:
+    words = [*SMALL, "epochs=12", f"out={tmp_path}"]
+    whole = command("train", *words, "name=whole", "eval_test=true")
+    assert whole.code == 0, whole.err
+    command("train", *words, "name=cut", "eval_test=true", "steps=100")
+    assert command("train", *words, "name=cut", "eval_test=true").code == 0
+    folders = [tmp_path / "whole", tmp_path / "cut"]
+    found = [json.loads((f / "summary.json").read_text())["test_by_epoch"] for f in folders]
+    assert found[0] == found[1]
+    rows = pd.read_csv(tmp_path / "whole" / "metrics.csv")
+    by_epoch = rows[rows.kind == "epoch"].test_accuracy
+    assert len(by_epoch) == 12 and by_epoch.nunique() > 3
+    highest, late = found[0]["highest"], found[0]["late"]
+    assert highest["accuracy"] == pytest.approx(by_epoch.max())
+    assert highest["epoch"] == 1 + by_epoch.argmax()
+    assert late["accuracy"] == pytest.approx(by_epoch[-10:].mean())
+    final = json.loads((tmp_path / "whole" / "summary.json").read_text())["final"]
+    assert by_epoch.iloc[-1] == pytest.approx(final["test"]["full"]["accuracy"])
+
+
 def test_weights_are_keyed_by_edge(command: Command, tmp_path: Path) -> None:
     command("train", *SMALL, "epochs=1", f"out={tmp_path}", "name=k")
     found = newest(tmp_path / "k")

@@ -46,7 +46,7 @@ class Log:
     def __init__(self, folder: Path, outline: Outline, step: int, optimizer: OptimizerRule) -> None:
         columns = [
             "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "data_share",
-            "clean_ce", "tree_ce", "leak", *outline.columns,
+            "clean_ce", "tree_ce", "leak", *outline.columns, "test_accuracy", "test_loss",
         ]  # fmt: skip
         self.outline, self.optimizer = outline, optimizer
         self.file = MetricsFile(folder / "metrics.csv", columns, step)
@@ -108,11 +108,14 @@ class Log:
                 "correction_scale, or use correction=mean)"
             )
 
-    def epoch(self, step: int, epoch: int, scores: Mapping[str, Score]) -> None:
-        """A row of validation scores."""
+    def epoch(
+        self, step: int, epoch: int, scores: Mapping[str, Score], test: Mapping[str, float]
+    ) -> None:
+        """A row of validation scores, and of the full chain's test figures where there are any."""
         row: dict[str, Any] = {"kind": "epoch", "step": step, "epoch": epoch}
         for name, score in scores.items():
             row[f"accuracy/{name}"], row[f"val_loss/{name}"] = score.accuracy, score.loss
+        row.update({f"test_{k}": v for k, v in test.items() if k in ("accuracy", "loss")})
         self._write(row)
         self._last = (time.perf_counter(), step)
 

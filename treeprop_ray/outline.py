@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ from treeprop_ray.tree import Tree
 
 if TYPE_CHECKING:
     from treeprop_ray.engine.base import Score
+
+
+LATE = 10  # epochs
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,21 @@ class Outline:
         more = {"perplexity": perplexity(score.loss)} if self.perplexity else {}
         return {"loss": score.loss, "accuracy": score.accuracy, **more}
 
-    def better(self, score: Score, best: Mapping[str, float]) -> bool:
-        """Whether a validation score beats the best so far."""
+    def better(self, loss: float, accuracy: float, best: Mapping[str, float]) -> bool:
+        """Whether a score beats the best so far."""
         if self.perplexity:
-            return score.loss < best.get("loss", math.inf)
-        return score.accuracy > best["accuracy"]
+            return loss < best.get("loss", math.inf)
+        return accuracy > best["accuracy"]
+
+    def over_epochs(self, tests: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+        """Of the test figures of many epochs: the best ones, and the mean of the last ten."""
+        if not tests:
+            return {}
+        best = tests[0]
+        for test in tests:
+            best = test if self.better(test["loss"], test["accuracy"], best) else best
+        late = {k: statistics.fmean(t[k] for t in tests[-LATE:]) for k in best if k != "epoch"}
+        return {"highest": dict(best), "late": late}
 
 
 def perplexity(loss: float) -> float:

@@ -277,6 +277,11 @@ class Settings:
 
     log_every: int = opt(50, "steps between rows of metrics.csv", low=1)
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
+    eval_test: bool = opt(
+        False,
+        "score the full chain on the test split there too; summary.json then has the highest score "
+        "(chosen on the test split, so no estimate) and the mean of the last ten",
+    )
     checkpoint_every: int = opt(0, "steps between checkpoints; 0 = at the end of each epoch", low=0)
     storage: str = opt(
         "",
@@ -293,7 +298,7 @@ RESUMABLE = {
     "name", "out", "fresh", "engine", "device", "threads", "log_every", "checkpoint_every",
     "keep_last", "keep_best", "epochs", "steps", "data.root", "experiment", "placement", "hosts",
     "cpus_per_actor", "gpus_per_actor", "strategy", "transport", "in_flight", "timeline_steps",
-    "snapshot_every", "max_failures", "wave_timeout", "storage", "recompute",
+    "snapshot_every", "max_failures", "wave_timeout", "storage", "recompute", "eval_test",
     "ray.address", "ray.num_cpus", "ray.dashboard", "probe.every", "probe.batches", "probe.draws",
     "time.shards",
 }  # fmt: skip

@@ -67,6 +67,7 @@ class Trainer:
         self.per_epoch = Batches(self.data, settings.batch, settings.seed).per_epoch
         self.total_steps = min(settings.steps or sys.maxsize, settings.epochs * self.per_epoch)
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
+        self.tests: list[dict[str, float]] = []  # eval_test: figures of the full chain, by epoch
         self.validation: Mapping[str, Score] = {}  # scores after the last step
         self.wall = 0.0
         self.start = 0
@@ -123,6 +124,7 @@ class Trainer:
         check(found, N, split)
         check(found, N, split, self.engine.state()[0])
         self.start, self.best = found.meta["step"], found.meta["best"]
+        self.tests = found.meta.get("tests", [])
         self.saved = found.path
         self.engine.load((found.weights, found.optimizer), self.start)
         self.wall = found.meta["wall_seconds"]
@@ -144,9 +146,8 @@ class Trainer:
         scores: Mapping[str, Score] = {}
         if ends_epoch and (epoch % s.eval_every == 0 or done == self.total_steps):
             self.validation = scores = self.engine.score(self.paths, "validation")
-            if saves:
-                self._compare(done, scores["full"])
-            self.log.epoch(done, epoch, scores)
+            self._test(done, epoch, scores["full"], saves)
+            self.log.epoch(done, epoch, scores, self.tests[-1] if s.eval_test else {})
             shown = {name: self.outline.show(v).strip() for name, v in scores.items()}
             bar.line(
                 f"epoch {epoch}/{s.epochs}  loss {self.log.loss:.4f}  {brief(shown)}",
@@ -160,14 +161,20 @@ class Trainer:
         if scores and self.on_epoch:
             self.on_epoch(epoch, scores)
 
-    def _compare(self, step: int, full: Score) -> None:
-        """Keep the best validation score, and the test score of the same weights beside it."""
-        if self.outline.better(full, self.best):
-            test = self.engine.score({"full": self.paths["full"]}, "test")["full"]
+    def _test(self, step: int, epoch: int, full: Score, saves: bool) -> None:
+        """Keep the best validation score with the test score of the same weights beside it, and
+        with eval_test the test score of every evaluation."""
+        is_best = saves and self.outline.better(full.loss, full.accuracy, self.best)
+        if not (is_best or self.settings.eval_test):
+            return
+        score = self.engine.score({"full": self.paths["full"]}, "test")["full"]
+        test = self.outline.figures(score)
+        if is_best:
             self.best = {
-                "accuracy": full.accuracy, "loss": full.loss, "step": step,
-                "test": self.outline.figures(test),
+                "accuracy": full.accuracy, "loss": full.loss, "step": step, "test": test,
             }  # fmt: skip
+        if self.settings.eval_test:
+            self.tests.append({"epoch": epoch, **test})
 
     def _save(self, step: int, epoch: int, scores: Mapping[str, Score], wall: float) -> None:
         from treeprop_ray import checkpoint
@@ -176,7 +183,7 @@ class Trainer:
         weights, optimizer = self.engine.state()
         meta = {
             "step": step, "epoch": epoch, "seed": s.seed, "N": tree.N, "split": s.split,
-            "best": self.best, "wall_seconds": wall,
+            "best": self.best, "tests": self.tests, "wall_seconds": wall,
         }  # fmt: skip
         self.saved = checkpoint.save(self.folder.storage, weights, optimizer, meta)
         best = self.best["step"] if s.keep_best else None
@@ -221,6 +228,7 @@ class Trainer:
                 for split, by_path in scores.items()
             },
             "best_validation": self.best,
+            "test_by_epoch": self.outline.over_epochs(self.tests),
             "leak": self.log.leak,
             "table": table,
         }

@@ -32,7 +32,9 @@ LAST = [
 def flat(summary: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a run: <split>/<path>/<kind>, leak, parameters_deployed.
 
-    best/full/<kind> is of the test split too, at the epoch with the best validation score.
+    best/full/<kind> is of the test split too, at the epoch with the best validation score. With
+    eval_test=true there are highest/full/<kind>, the best test score, and late/full/<kind>, the
+    mean of the last ten.
     """
     found: dict[str, float] = {}
     for split, by_path in summary["final"].items():
@@ -40,6 +42,8 @@ def flat(summary: Mapping[str, Any]) -> dict[str, float]:
             found.update({f"{split}/{path}/{kind}": value for kind, value in score.items()})
     best = summary.get("best_validation", {}).get("test", {})
     found.update({f"best/full/{kind}": value for kind, value in best.items()})
+    for name, score in summary.get("test_by_epoch", {}).items():
+        found.update({f"{name}/full/{k}": v for k, v in score.items() if k != "epoch"})
     if summary.get("leak") is not None:
         found["leak"] = summary["leak"]
     found["parameters_deployed"] = summary["parameters_deployed"]

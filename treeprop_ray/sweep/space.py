@@ -9,8 +9,9 @@
     exclude: [{alpha: 0, beta: 0}]    settings that are left out
     seeds: [1, 2, 3]
     metric: test/full/accuracy        <split>/<path>/<accuracy|loss|perplexity>, or leak;
-                                      best/full/… is of the test split, at the best
-                                      validation epoch
+                                      best/full/… is of the test split, at the best validation
+                                      epoch; with eval_test=true also highest/full/…, the best test
+                                      score, and late/full/…, the mean of the last ten epochs
     mode: max
     table: {rows: [alpha], columns: [beta], values: {accuracy: test/full/accuracy}}
     labels: {alpha: α}                how keys (or key: {value: text}) are shown

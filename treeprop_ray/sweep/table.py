@@ -14,6 +14,12 @@ from treeprop_ray.sweep.rows import Row, figure, value_of
 from treeprop_ray.sweep.space import VALUE, Paper, Point, Space, same, show
 from treeprop_ray.sweep.view import clock
 
+# figures of the test split at other times than the end
+EPOCHS = {
+    "best": ("test", " at the best validation epoch"),
+    "highest": ("highest test", " of all epochs"),
+    "late": ("mean test", " over the last ten epochs"),
+}
 NOT_RUN, NO_CELL = "not run", "-"
 Key = tuple[Any, ...]
 
@@ -147,7 +153,8 @@ def table_of(section: Section) -> str:
             return heading(column), found
         keys = [v for k, v in pairs if k != VALUE]
         first = (VALUE, next(iter(layout.values))) in pairs
-        return heading(column, len(layout.columns) > 1), paper.cell(keys) if paper and first else ""
+        bare = len(layout.columns) > 1 or not single
+        return heading(column, bare), paper.cell(keys) if paper and first else ""
 
     lines: list[dict[str, str]] = []
     for row in rows:
@@ -160,7 +167,9 @@ def table_of(section: Section) -> str:
             found = cells.get((row, column))
             line[heading(column)] = section.cell(*found) if found else NO_CELL
             if names := [name for name, figure in (quoted(r, column) for r in rows) if figure]:
-                line[f"paper, {names[0]}"] = quoted(row, column)[1] or NO_CELL
+                line[", ".join(["paper", *filter(None, names[:1])])] = (
+                    quoted(row, column)[1] or NO_CELL
+                )
         lines.append(line)
     empty = [c for c in lines[0] if all(line[c] == NO_CELL for line in lines)]
     return markdown([{k: v for k, v in line.items() if k not in empty} for line in lines])
@@ -196,7 +205,7 @@ def _notes(section: Section) -> list[str]:
     metrics = _metrics_text(shown or list(space.table.values.values()))
     notes = [f"{metrics}; {_spread(section)}. {len(finished)} of {wanted} runs."]
     paper = paper_of(section)
-    if paper and "| paper, " in table_of(section):
+    if paper and "| paper" in table_of(section):
         other = paper.base and paper.base != section.sweep.base
         notes.append(
             f"Paper: {paper.about}."
@@ -255,9 +264,8 @@ def _metric_text(metric: str) -> str:
     if len(parts) != 3:
         return "leak: clean minus tree cross-entropy at the end" if metric == "leak" else metric
     unit = " (%)" if parts[2] == "accuracy" else ""
-    if parts[0] == "best":
-        return f"test {parts[2]}{unit} of {parts[1]} at the best validation epoch"
-    return f"{parts[0]} {parts[2]}{unit} of {parts[1]}"
+    split, when = EPOCHS.get(parts[0], (parts[0], ""))
+    return f"{split} {parts[2]}{unit} of {parts[1]}{when}"
 
 
 def _metrics_text(metrics: Sequence[str]) -> str:
