@@ -39,7 +39,7 @@ COUNTS = {  # settings x seeds
     "lm_grid": 2 * 3,
     "lm_study": 9,
     "mnist_grid": 2 * 3 * 2,
-    "mnist_study": 26,
+    "mnist_study": 24,
     "mnist_table": 3 * 3 * 3 * 3,
     "noise_scale": 7 * 2 * 3,
     "classification": 6 * 3,
