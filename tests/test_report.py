@@ -140,6 +140,23 @@ def test_a_table_whose_cells_have_different_seeds_says_so(command: Command, smal
     assert kinds in report(command, small)
 
 
+def test_a_heading_names_what_the_command_set(command: Command, small: Path) -> None:
+    sweep = sweep_at(small, "lr=0.01", "model.activation=tanh", "seeds=[1]")
+    finish(pick(sweep, 1, 0, 1), 0.9)
+    rows.log_command(sweep.folder, sweep.command)
+    assert "## 2 epochs, base digits, lr=0.01\n" in report(command, small)
+
+
+def test_a_figure_that_no_run_has_makes_no_column(command: Command, small: Path) -> None:
+    values = "values: {accuracy: test/full/accuracy, late: late/full/accuracy}"
+    text = small.read_text().replace("values: {accuracy: test/full/accuracy}", values)
+    small.write_text(text.replace("columns: [beta]", "columns: [beta, value]"))
+    made_up_runs(small)
+    found = report(command, small)
+    assert "beta=0, accuracy" in found and "beta=0.5, accuracy" in found
+    assert "beta=0.5, late" not in found, "one setting without the figure, one not run"
+
+
 def test_a_failed_run_shows_its_error_and_no_figure(command: Command, small: Path) -> None:
     sweep = made_up_runs(small)
     failed = pick(sweep, 1, 0.5, 1)

@@ -103,6 +103,12 @@ class Sweep:
         return f"{self.space.name}-{Path(self.base).stem}"
 
     @property
+    def given(self) -> dict[str, str]:
+        """The user's settings, without those that the sweep has for this base anyway."""
+        own = self.space.bases.get(Path(self.base).stem, Base()).settings
+        return {k: v for k, v in self.words.items() if k not in own or show(own[k]) != v}
+
+    @property
     def folder(self) -> Path:
         """Holds the run folders."""
         return Path(self.storage).absolute() / self.name

@@ -171,7 +171,8 @@ def table_of(section: Section) -> str:
                     quoted(row, column)[1] or NO_CELL
                 )
         lines.append(line)
-    empty = [c for c in lines[0] if all(line[c] == NO_CELL for line in lines)]
+    shown = {c: {line[c] for line in lines} for c in lines[0]}
+    empty = {c for c, texts in shown.items() if NO_CELL in texts <= {NO_CELL, NOT_RUN}}
     return markdown([{k: v for k, v in line.items() if k not in empty} for line in lines])
 
 
@@ -187,13 +188,19 @@ def report_of(name: str, made: Sequence[Section]) -> str:
     title = space.title if base == space.base else f"{space.title} (base {base})"
     lines = [f"# {title}", "", *([space.about, ""] if space.about else [])]
     for section in made:
-        epochs = ", ".join(_distinct(section, "epochs", FINISHED)) or "no"
-        lines += [f"## {epochs} epochs, base {section.sweep.base}", "", table_of(section), ""]
+        lines += [f"## {_heading(section)}", "", table_of(section), ""]
         lines += [*_notes(section), ""]
     if space.figure:
         lines += [f"![{space.title}]({name}.png)", ""]
     lines.append(f"Every run with its command, commit and figures: [{name}.csv]({name}.csv).")
     return "\n".join(lines) + "\n"
+
+
+def _heading(section: Section) -> str:
+    """Epochs, base and what the command set besides: it tells the sections of a page apart."""
+    epochs = ", ".join(_distinct(section, "epochs", FINISHED)) or "no"
+    given = [f"{k}={v}" for k, v in section.sweep.given.items() if k != "epochs"]
+    return ", ".join([f"{epochs} epochs", f"base {section.sweep.base}", *given])
 
 
 def _notes(section: Section) -> list[str]:
