@@ -1,7 +1,7 @@
 """A sweep's YAML: base experiment, axes, seeds, metric, table layout, the paper's figures.
 
     title: …                          one line
-    about: …                          what is varied and why, for the report
+    about: …                          what is varied and why, for the report; `|` keeps paragraphs
     base: digits                      the experiment behind every trial
     bases:                            what a base needs to suit this sweep; `base=` picks another
       digits: {settings: {epochs: 10}, space: {time.depth: [4, 5]}}
@@ -203,7 +203,7 @@ def parse(name: str, source: str, loaded: Mapping[Any, Any]) -> Space:
     return Space(
         name=name,
         title=loaded.get("title", name),
-        about=" ".join(str(loaded.get("about", "")).split()),
+        about="\n\n".join(" ".join(p.split()) for p in str(loaded.get("about", "")).split("\n\n")),
         base=str(loaded["base"]),
         bases=bases,
         grids=grids,
