@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,16 @@ def test_committed_tables_follow_from_the_committed_rows(name: str) -> None:
     for row in stored:
         assert {"command", "sweep_command", "epochs", "seed"} <= row.keys()
         assert row["status"] != "finished" or {"commit", "wall_seconds", "date"} <= row.keys()
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_committed_commands_still_mean_the_runs_beside_them(name: str) -> None:
+    for command, group in groupby(
+        rows.read_rows(RESULTS / f"{name}.csv"), lambda row: row["sweep_command"]
+    ):
+        sweep = sweep_of_command(command)
+        meant = {f"{sweep.name}/{trial.settings.name}" for trial in sweep.trials()}
+        assert {row["run"] for row in group} <= meant, command
 
 
 def test_every_shipped_sweep_with_figures_of_the_paper_has_a_place_in_the_index() -> None:
