@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from treeprop_ray.core.network import Blueprint, TreeNetwork
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Split
-from treeprop_ray.network import Blueprint, TreeNetwork
-from treeprop_ray.tree import Tree
 
 torch.set_num_threads(1)
 torch.set_num_interop_threads(1)

@@ -6,11 +6,11 @@ from conftest import tiny_batches, tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treeprop_ray.core.network import TreeNetwork
+from treeprop_ray.core.objective import tree_objective
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.engine.local import LocalEngine
-from treeprop_ray.network import TreeNetwork
-from treeprop_ray.objective import tree_objective
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.rule import Piece, Rule
 
 
 def rules(family: str) -> st.SearchStrategy[Rule]:

@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from treeprop_ray import checkpoint, config
-from treeprop_ray.baselines.cff import CffEngine
-from treeprop_ray.baselines.contrast import contrastive_loss, margin_at
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.rule import Rule
-from treeprop_ray.settings import Cff
+from treeprop_ray import config
+from treeprop_ray.config import Cff
+from treeprop_ray.core.contrast import contrastive_loss, margin_at
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Rule
+from treeprop_ray.hosts.cff import CffEngine
+from treeprop_ray.run import checkpoint
 from treeprop_ray.train import Trainer
 
 Command = Callable[..., Result]
@@ -160,7 +161,7 @@ def test_a_chain_of_hosts_equals_one(hosts: int) -> None:
     from treeprop_ray.benchmarks import rehearsal
     from treeprop_ray.benchmarks.step_ray import BASE, job_of
     from treeprop_ray.engine.job import calls_of
-    from treeprop_ray.placement import Cluster, plan
+    from treeprop_ray.schedule.placement import Cluster, plan
 
     words = [*BASE, "method=cff", "model.hidden=12", "model.blocks=3", "batch=8", "clip=0.5",
              "placement=packed", f"hosts={min(hosts, 3)}"]  # fmt: skip

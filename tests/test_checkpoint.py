@@ -19,9 +19,10 @@ import torch
 from conftest import Result
 from fsspec.implementations.memory import MemoryFileSystem
 
-from treeprop_ray import checkpoint, config
+from treeprop_ray import config
 from treeprop_ray.errors import TrainingError
-from treeprop_ray.runs import RunFolder
+from treeprop_ray.run import checkpoint
+from treeprop_ray.run.folder import RunFolder
 from treeprop_ray.train import Trainer
 
 Command = Callable[..., Result]
@@ -237,7 +238,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> checkpoint.Checkpoint:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from treeprop_ray import checkpoint, storage, train
+from treeprop_ray import train
+from treeprop_ray.run import checkpoint
+from treeprop_ray.run import storage
 moment, words = sys.argv[1], sys.argv[2:]
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 count = 0

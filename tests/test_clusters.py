@@ -16,7 +16,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from treeprop_ray import config, doctor, tune
-from treeprop_ray.sweep.space import shipped
+from treeprop_ray.config.spaces import shipped
 
 ROOT = Path(__file__).parent.parent
 CLUSTERS = ROOT / "clusters"

@@ -6,9 +6,9 @@ import torch
 from conftest import Result
 
 from treeprop_ray import config, data
+from treeprop_ray.core.rng import normal_rows
 from treeprop_ray.data import Batches
 from treeprop_ray.errors import UserError
-from treeprop_ray.rng import normal_rows
 
 
 def test_an_epoch_shows_every_sample_once_and_another_epoch_another_order() -> None:

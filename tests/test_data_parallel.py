@@ -12,9 +12,10 @@ import torch
 from conftest import Result
 from torch import distributed
 
-from treeprop_ray import checkpoint, config, data
-from treeprop_ray.baselines.data_parallel import DataParallelEngine
+from treeprop_ray import config, data
 from treeprop_ray.engine import local
+from treeprop_ray.engine.data_parallel import DataParallelEngine
+from treeprop_ray.run import checkpoint
 
 Command = Callable[..., Result]
 VIT = ["method=bp", "model.name=vit", "model.hidden=8", "model.heads=2", "model.blocks=3",

@@ -13,9 +13,9 @@ import pytest
 
 from treeprop_ray import config
 from treeprop_ray.checkup import FAIL, OK, WARN, Finding, cluster, machine, simulate, worst
+from treeprop_ray.config import Data
 from treeprop_ray.engine import runtime
-from treeprop_ray.placement import Cluster
-from treeprop_ray.settings import Data
+from treeprop_ray.schedule.placement import Cluster
 
 GOOD = machine.Facts(
     versions={"python": "3.11.7", "torch": "2.13.0+cpu", "torchvision": "0.28.0", "ray": "2.60.0"},

@@ -12,7 +12,7 @@ from conftest import Result
 from safetensors.torch import load_file
 
 from treeprop_ray import config, data
-from treeprop_ray.runfiles import load_network, pick_checkpoint
+from treeprop_ray.run.reading import load_network, pick_checkpoint
 
 Command = Callable[..., Result]
 

@@ -20,11 +20,12 @@ import torch
 from ray import cloudpickle
 from ray._private.internal_api import node_stats
 
-from treeprop_ray import checkpoint, config, data
+from treeprop_ray import config, data
 from treeprop_ray.engine import job, local, runtime
 from treeprop_ray.engine import ray as distributed
 from treeprop_ray.errors import TrainingError
-from treeprop_ray.storage import Disk
+from treeprop_ray.run import checkpoint
+from treeprop_ray.run.storage import Disk
 from treeprop_ray.through_time import engine as through_time
 from treeprop_ray.train import Trainer
 

@@ -10,7 +10,14 @@ import torch
 from conftest import Result
 from test_gpt import BLOCKS, network_of, roughen
 
-from treeprop_ray.decoding import Decoder, Sampler, accept, decode, speculate, window_start
+from treeprop_ray.inference.decoding import (
+    Decoder,
+    Sampler,
+    accept,
+    decode,
+    speculate,
+    window_start,
+)
 
 Command = Callable[..., Result]
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6]  # longer than the context 9
@@ -98,7 +105,7 @@ TINY = ["experiment=text_small", "model.hidden=12", "model.heads=3", "data.lengt
 def test_generate_and_hugging_face_export(command: Command, tmp_path: Path) -> None:
     from transformers import GPT2LMHeadModel
 
-    from treeprop_ray.runfiles import open_run
+    from treeprop_ray.run.reading import open_run
 
     words = [*TINY, "model.blocks=4", "model.output_block=true", "split=right_full"]
     run = tmp_path / "run"

@@ -11,16 +11,16 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeprop_ray import config, data
+from treeprop_ray.core.network import STEM, TreeNetwork, count_parameters
+from treeprop_ray.core.objective import head_loss
+from treeprop_ray.core.rule import Piece
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Shape
+from treeprop_ray.data.vision import v2  # noqa: F401  (before transformers, which imports torchvision)
 from treeprop_ray.engine import local
 from treeprop_ray.engine.base import score_network
 from treeprop_ray.models import blueprint, gpt
-from treeprop_ray.models.hf_gpt2 import state_of
-from treeprop_ray.network import STEM, TreeNetwork, count_parameters
-from treeprop_ray.objective import head_loss
-from treeprop_ray.rule import Piece
-from treeprop_ray.tree import Tree
-from treeprop_ray.vision import v2  # noqa: F401  (before transformers, which imports torchvision)
+from treeprop_ray.models.hf import state_of
 
 TINY = ["experiment=text_small", "model.hidden=12", "model.heads=3", "data.length=9", "batch=4"]
 BLOCKS = [["model.blocks=7"], ["model.blocks=6", "model.output_block=true", "split=right_full"]]

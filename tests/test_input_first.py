@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from treeprop_ray.config import Model
-from treeprop_ray.input_first import forks_between, input_first
+from treeprop_ray.core.input_first import forks_between, input_first
 from treeprop_ray.models.gpt import Block as GptBlock
 from treeprop_ray.models.vit import Block as VitBlock
 

@@ -16,12 +16,12 @@ from test_through_time import (
 from torch import Tensor
 from torch.nn import functional as F
 
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.rule import cut
+from treeprop_ray.core.jumps import jumps, window_of
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import cut
+from treeprop_ray.core.time_tree import TimeRule
+from treeprop_ray.models.rnn import TimeNetwork
 from treeprop_ray.through_time.engine import TreeEngine
-from treeprop_ray.through_time.network import TimeNetwork
-from treeprop_ray.through_time.time_schedule import jumps, window_of
-from treeprop_ray.through_time.time_tree import TimeRule
 
 
 def gradients(network: TimeNetwork, pieces: int) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import Result
 
-from treeprop_ray.rule import Rule
-from treeprop_ray.tree import Tree
+from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.tree import Tree
 
 Command = Callable[..., Result]
 WORDS = ["model.hidden=8", "model.blocks=3", "epochs=1", "probe.every=15", "probe.draws=2"]
@@ -57,7 +57,7 @@ def test_page_is_self_contained(command: Command, run_folder: Path) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_page_opens_in_a_browser_without_errors(run_folder: Path, tmp_path: Path) -> None:
-    from treeprop_ray.page import write_page
+    from treeprop_ray.reporting.page import write_page
 
     page = write_page(str(run_folder), tmp_path / "page.html")
     text = page.read_text()
@@ -76,8 +76,8 @@ def test_page_opens_in_a_browser_without_errors(run_folder: Path, tmp_path: Path
 
 
 def test_page_of_an_unfinished_run_says_so(command: Command, run_folder: Path) -> None:
-    from treeprop_ray.page import html_of
-    from treeprop_ray.runfiles import run_settings
+    from treeprop_ray.reporting.page import html_of
+    from treeprop_ray.run.reading import run_settings
 
     settings = run_settings(str(run_folder))
     aside = run_folder / "summary.json"
@@ -91,7 +91,7 @@ def test_page_of_an_unfinished_run_says_so(command: Command, run_folder: Path) -
 
 
 def test_schedule_is_drawn_for_every_tree() -> None:
-    from treeprop_ray.figures import plt, schedule
+    from treeprop_ray.reporting.figures import plt, schedule
 
     for N in (2, 8, 13):
         fig = schedule(Tree(N), Rule(beta=0.5))

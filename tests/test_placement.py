@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeprop_ray import config
+from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
-from treeprop_ray.placement import Cluster, check_fits, lines, pack, plan, share, stages
-from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import one_step
-from treeprop_ray.tree import Tree
+from treeprop_ray.schedule.placement import Cluster, check_fits, lines, pack, plan, share, stages
+from treeprop_ray.schedule.tree import one_step
 
 trees = st.builds(Tree, st.integers(2, 130), st.sampled_from(["floor", "right_full"]))
 

@@ -11,9 +11,10 @@ import pytest
 
 from treeprop_ray.benchmarks import cost_model as model
 from treeprop_ray.benchmarks import plan
-from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import Layout, one_step
-from treeprop_ray.tree import Tree
+from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.tree import Tree
+from treeprop_ray.schedule.ops import Layout
+from treeprop_ray.schedule.tree import one_step
 
 ROOT = Path(__file__).parent.parent
 FAST = model.Link("instant", float("inf"), 0.0)

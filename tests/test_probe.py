@@ -16,17 +16,18 @@ from conftest import Result, tiny_batches, tiny_network
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from treeprop_ray import checkpoint, factor
+from treeprop_ray.core import factor
+from treeprop_ray.core.network import TreeNetwork
+from treeprop_ray.core.objective import tree_objective
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Rule, cut
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.engine.local import LocalEngine
-from treeprop_ray.network import TreeNetwork
-from treeprop_ray.objective import tree_objective
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.placement import pack
-from treeprop_ray.probe_row import columns
-from treeprop_ray.probe_schedule import chain_owner, probe_calls
-from treeprop_ray.rule import Rule, cut
-from treeprop_ray.schedule import Layout
-from treeprop_ray.tree import Tree
+from treeprop_ray.hosts.probe_row import columns
+from treeprop_ray.run import checkpoint
+from treeprop_ray.schedule.ops import Layout
+from treeprop_ray.schedule.placement import pack
+from treeprop_ray.schedule.probe import chain_owner, probe_calls
 
 Command = Callable[..., Result]
 GAUSSIAN = {"alpha": 0.9, "beta": 0.5, "sigma": 0.1, "correction_scale": 3.0}
@@ -303,7 +304,7 @@ def test_command_adds_a_row_to_a_finished_run(command: Command, tmp_path: Path) 
 
 
 def test_table_says_what_the_rows_say() -> None:
-    from treeprop_ray.probe_table import verdict
+    from treeprop_ray.reporting.probe_table import verdict
 
     steps = range(6)
     rising = {"cosine": [0.2, 0.3, 0.4, 0.5, 0.6, 0.7], "kl/1": [6, 5, 4, 3, 2, 1]}

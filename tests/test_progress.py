@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from treeprop_ray.progress import Bar
+from treeprop_ray.run.progress import Bar
 
 
 class Dropping:

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeprop_ray.chain_schedule import one_chain_step
-from treeprop_ray.placement import pack
-from treeprop_ray.rule import Rule, cut
-from treeprop_ray.schedule import Call, Layout, one_piece, one_step
-from treeprop_ray.tree import Tree
+from treeprop_ray.core.rule import Rule, cut
+from treeprop_ray.core.tree import Tree
+from treeprop_ray.schedule.chain import one_chain_step
+from treeprop_ray.schedule.ops import Call, Layout
+from treeprop_ray.schedule.placement import pack
+from treeprop_ray.schedule.tree import one_piece, one_step
 
 
 @st.composite

@@ -105,10 +105,10 @@ def test_train_reports_perplexity_of_every_path_and_evaluate_agrees(
 def test_perplexity_does_not_depend_on_the_scoring_batch() -> None:
     from dataclasses import replace
 
+    from treeprop_ray.core.network import TreeNetwork
+    from treeprop_ray.core.tree import Tree
     from treeprop_ray.engine.base import score_network
     from treeprop_ray.models import blueprint
-    from treeprop_ray.network import TreeNetwork
-    from treeprop_ray.tree import Tree
 
     settings = config.load(TINY)
     samples = data.load(settings)

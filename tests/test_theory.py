@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, MultivariateNormal, Normal, kl_divergence
 
-from treeprop_ray import factor, theory
-from treeprop_ray.node import Boundary, TreeNode
-from treeprop_ray.rng import normal_rows
-from treeprop_ray.rule import Rule, cut
-from treeprop_ray.theory import Chain, Factor, Gaussian
-from treeprop_ray.tree import SPLITS, Tree
+from treeprop_ray.core import factor
+from treeprop_ray.core.node import Boundary, TreeNode
+from treeprop_ray.core.rng import normal_rows
+from treeprop_ray.core.rule import Rule, cut
+from treeprop_ray.core.tree import SPLITS, Tree
+from treeprop_ray.theory.gaussian import Chain, Factor, Gaussian
+from treeprop_ray.theory import gaussian as theory
 
 torch.set_num_threads(1)
 F64 = torch.float64

@@ -9,9 +9,9 @@ import pytest
 import torch
 from test_theory import random_chain, shifted
 
-from treeprop_ray import theory
-from treeprop_ray.theory_bias import TreePosterior, _score, bias_of, gradient
-from treeprop_ray.tree import Tree
+from treeprop_ray.core.tree import Tree
+from treeprop_ray.theory.bias import TreePosterior, _score, bias_of, gradient
+from treeprop_ray.theory import gaussian as theory
 
 F64 = torch.float64
 

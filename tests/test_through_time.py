@@ -13,17 +13,18 @@ from conftest import Result
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeprop_ray import checkpoint, config, data
+from treeprop_ray import config, data
+from treeprop_ray.core.bptt import fused, unrolled
+from treeprop_ray.core.cells import CELLS, GRUCell
+from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
+from treeprop_ray.core.rule import cut
+from treeprop_ray.core.time_tree import Depth, Readout, TimeRule, first_states
 from treeprop_ray.data.sequences import as_sequences, symbols
-from treeprop_ray.optim import OptimizerRule, PartOptimizer
-from treeprop_ray.outline import over_time
-from treeprop_ray.rule import cut
+from treeprop_ray.methods.outline import over_time
+from treeprop_ray.models.rnn import TimeNetwork, as_torch_gru
+from treeprop_ray.run import checkpoint
 from treeprop_ray.through_time import engine
-from treeprop_ray.through_time.bptt import fused, unrolled
-from treeprop_ray.through_time.cells import CELLS, GRUCell
 from treeprop_ray.through_time.engine import BPTTEngine, TreeEngine
-from treeprop_ray.through_time.network import TimeNetwork, as_torch_gru
-from treeprop_ray.through_time.time_tree import Depth, Readout, TimeRule, first_states
 from treeprop_ray.train import Trainer
 
 Command = Callable[..., Result]

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from treeprop_ray import config, data
+from treeprop_ray.core.rule import cut
 from treeprop_ray.errors import UserError
-from treeprop_ray.outline import over_time
-from treeprop_ray.rule import cut
+from treeprop_ray.methods.outline import over_time
+from treeprop_ray.schedule.time import one_time_step
 from treeprop_ray.through_time import engine
 from treeprop_ray.through_time.distributed import TimeJob, windows_of
-from treeprop_ray.through_time.time_schedule import one_time_step
 
 STEPS = 4
 

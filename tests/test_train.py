@@ -11,9 +11,11 @@ import torch
 from conftest import Result
 from safetensors.torch import load_file
 
-from treeprop_ray import checkpoint, config, runs
+from treeprop_ray import config
+from treeprop_ray.core.tree import Tree
+from treeprop_ray.run import checkpoint
+from treeprop_ray.run import folder as runs
 from treeprop_ray.train import Trainer, block_applications
-from treeprop_ray.tree import Tree
 
 SMALL = ["model.hidden=12", "model.blocks=4", "batch=64", "log_every=5"]
 Command = Callable[..., Result]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeprop_ray.tree import Tree, ideal_span
+from treeprop_ray.core.tree import Tree, ideal_span
 
 trees = st.builds(Tree, st.integers(2, 300), st.sampled_from(["floor", "right_full"]))
 

@@ -18,14 +18,15 @@ from rich.console import Console
 
 from treeprop_ray import config
 from treeprop_ray.config import RaySettings
+from treeprop_ray.config.spaces import shipped
 from treeprop_ray.engine import runtime
 from treeprop_ray.errors import UserError
-from treeprop_ray.placement import Cluster
+from treeprop_ray.schedule.placement import Cluster
 from treeprop_ray.sweep.plan import resolve
 from treeprop_ray.sweep.resources import need, pin, side_by_side
 from treeprop_ray.sweep.rows import read_rows
 from treeprop_ray.sweep.search import draw_points
-from treeprop_ray.sweep.space import grid_points, load_space, shipped
+from treeprop_ray.sweep.space import grid_points, load_space
 from treeprop_ray.sweep.view import View
 
 Command = Callable[..., Result]

@@ -12,19 +12,20 @@ from conftest import Result
 from test_backward import gradients
 from test_ray import assert_same
 
-from treeprop_ray import adaptive, config, data
+from treeprop_ray import config, data
 from treeprop_ray.config import Settings
+from treeprop_ray.core.network import TreeNetwork, count_parameters
+from treeprop_ray.core.objective import tree_objective
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Piece, Rule
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Shape, Split
 from treeprop_ray.data.images import unit_scale
 from treeprop_ray.engine import local
 from treeprop_ray.engine.base import Engine, StepReport, score_network
 from treeprop_ray.engine.local import LocalEngine
+from treeprop_ray.inference import adaptive
 from treeprop_ray.models import blueprint
-from treeprop_ray.network import TreeNetwork, count_parameters
-from treeprop_ray.objective import tree_objective
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.rule import Piece, Rule
-from treeprop_ray.tree import Tree
 
 Command = Callable[..., Result]
 # on the embedded digits: 8x8 pixels, so patch 4 gives four tokens

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from treeprop_ray.core.network import TreeNetwork
     from treeprop_ray.fitting import fit
-    from treeprop_ray.network import TreeNetwork
 
 # Ray reads these when it is first imported, so they are set here.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # keep 127.0.0.1 as it is
@@ -21,7 +21,7 @@ __all__ = ["TreeNetwork", "fit"]
 def __getattr__(name: str) -> Any:
     """Import on first use: torch takes seconds, and --help does not need it."""
     if name == "TreeNetwork":
-        from treeprop_ray.network import TreeNetwork
+        from treeprop_ray.core.network import TreeNetwork
 
         return TreeNetwork
     if name == "fit":

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from treeprop_ray import cli, config
-from treeprop_ray.config import opt
+from treeprop_ray.config import RESUMABLE, opt
 from treeprop_ray.errors import UserError
-from treeprop_ray.settings import RESUMABLE
 
 # said in a column of its own, or about where and how a run was made
 SAID = {"method"} | (RESUMABLE - {"epochs", "steps"})
@@ -58,7 +57,7 @@ class Finished:
     @classmethod
     def read(cls, folder: str) -> Finished:
         """Settings and summary of a run folder."""
-        from treeprop_ray.runfiles import run_settings
+        from treeprop_ray.run.reading import run_settings
 
         found = run_settings(folder)
         path = Path(folder) / "summary.json"
@@ -104,7 +103,7 @@ def row_of(run: Finished, split: str) -> dict[str, Any]:
 
 def run(settings: CompareSettings) -> None:
     """The compare command."""
-    from treeprop_ray.benchmarks import markdown
+    from treeprop_ray.reporting.tables import markdown
 
     runs = [Finished.read(folder) for folder in settings.runs]
     names = [r.summary["name"] for r in runs]

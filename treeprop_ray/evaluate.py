@@ -25,9 +25,9 @@ from treeprop_ray.config import opt
 from treeprop_ray.errors import UserError
 
 if TYPE_CHECKING:
-    from treeprop_ray.adaptive import Point
+    from treeprop_ray.core.network import TreeNetwork
     from treeprop_ray.data import DataSet
-    from treeprop_ray.network import TreeNetwork
+    from treeprop_ray.inference.adaptive import Point
 
 THRESHOLDS = [0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0]
 
@@ -77,9 +77,9 @@ def thresholds_of(given: Any) -> list[float]:
 
 def run(settings: EvaluateSettings) -> None:
     """The evaluate command."""
+    from treeprop_ray.core.network import TreeNetwork
     from treeprop_ray.engine.base import score_network
-    from treeprop_ray.network import TreeNetwork
-    from treeprop_ray.runfiles import as_path_text, open_run, parse_path
+    from treeprop_ray.run.reading import as_path_text, open_run, parse_path
     from treeprop_ray.train import outline_of, table_of
 
     opened = open_run(settings.run, settings.checkpoint, settings.data_root)
@@ -106,8 +106,8 @@ def run(settings: EvaluateSettings) -> None:
 
 def adaptive(settings: EvaluateSettings, network: TreeNetwork, samples: DataSet) -> str:
     """The table of mode=adaptive; draws its figure."""
-    from treeprop_ray import figures
-    from treeprop_ray.adaptive import at_threshold, fixed_paths, look, table_of
+    from treeprop_ray.inference.adaptive import at_threshold, fixed_paths, look, table_of
+    from treeprop_ray.reporting import figures
 
     exits = look(network, samples.batches(settings.split))
     points = [at_threshold(exits, t) for t in thresholds_of(settings.threshold)]
@@ -128,7 +128,7 @@ def store(
     figure: Path,
 ) -> None:
     """<out>/adaptive.md, .csv and .png, with the run's own command and commit."""
-    from treeprop_ray.benchmarks import write_table
+    from treeprop_ray.reporting.tables import write_table
 
     summary = Path(settings.run) / "summary.json"
     if not summary.is_file():

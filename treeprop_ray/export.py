@@ -29,7 +29,7 @@ from treeprop_ray.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from treeprop_ray.through_time.network import TimeNetwork
+    from treeprop_ray.models.rnn import TimeNetwork
 
 
 @dataclass
@@ -54,9 +54,9 @@ def load(words: Sequence[str]) -> ExportSettings:
 
 def run(settings: ExportSettings) -> None:
     """The export command."""
-    from treeprop_ray.network import TreeNetwork
-    from treeprop_ray.runfiles import as_path_text, open_run, parse_path, run_settings
-    from treeprop_ray.through_time.network import TimeNetwork
+    from treeprop_ray.core.network import TreeNetwork
+    from treeprop_ray.models.rnn import TimeNetwork
+    from treeprop_ray.run.reading import as_path_text, open_run, parse_path, run_settings
     from treeprop_ray.train import outline_of
 
     if settings.format == "hf" and (of := run_settings(settings.run)).model.name != "gpt":
@@ -87,7 +87,7 @@ def run(settings: ExportSettings) -> None:
 def write_hf(chain: nn.Sequential, settings: Settings, folder: Path) -> None:
     """Hugging Face's GPT-2 files; GPT-2's tokenizer beside them if the run used it."""
     from treeprop_ray.data.text import GPT2Bytes, tokenizer_of
-    from treeprop_ray.models import hf_gpt2
+    from treeprop_ray.models import hf as hf_gpt2
 
     hf_gpt2.write(chain, settings.model, folder)
     if settings.data.tokenizer == "gpt2":
@@ -101,8 +101,8 @@ def write_torch_gru(network: TimeNetwork, folder: Path) -> None:
     """gru.safetensors and readout.safetensors: weights of a torch.nn.GRU and torch.nn.Linear."""
     from safetensors.torch import save_file
 
-    from treeprop_ray.through_time.cells import GRUCell
-    from treeprop_ray.through_time.network import as_torch_gru
+    from treeprop_ray.core.cells import GRUCell
+    from treeprop_ray.models.rnn import as_torch_gru
 
     parts = network.parts()
     cell, readout = parts["f0"], parts["readout"]

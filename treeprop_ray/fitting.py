@@ -11,14 +11,14 @@ from torch import Tensor
 
 from treeprop_ray import config
 from treeprop_ray.config import Settings
+from treeprop_ray.core.network import TreeNetwork, edge_name
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Rule
 from treeprop_ray.data import Batches, DataSet, Split
 from treeprop_ray.engine import local
 from treeprop_ray.engine.base import Engine, StepReport
 from treeprop_ray.errors import UserError
-from treeprop_ray.network import TreeNetwork, edge_name
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.progress import Bar
-from treeprop_ray.rule import Rule
+from treeprop_ray.run.progress import Bar
 
 
 def fit(network: TreeNetwork, x: Tensor, y: Tensor, **settings: Any) -> TreeNetwork:

@@ -22,7 +22,7 @@ from treeprop_ray.errors import UserError
 
 if TYPE_CHECKING:
     from treeprop_ray.data.text import Tokenizer
-    from treeprop_ray.decoding import Continuation, Decoder
+    from treeprop_ray.inference.decoding import Continuation, Decoder
 
 WARM_UP = 8  # tokens decoded before the clock starts
 
@@ -63,10 +63,10 @@ def open_language_model(
     run: str, checkpoint: str, data_root: str | None
 ) -> tuple[Callable[[str], Decoder], Tokenizer, list[str]]:
     """(makes the decoder of a path given as text, tokenizer, names of paths) of a run."""
+    from treeprop_ray.core.network import TreeNetwork
     from treeprop_ray.data.text import shape_of, tokenizer_of
-    from treeprop_ray.decoding import Decoder
-    from treeprop_ray.network import TreeNetwork
-    from treeprop_ray.runfiles import load_network, parse_path, pick_checkpoint, run_settings
+    from treeprop_ray.inference.decoding import Decoder
+    from treeprop_ray.run.reading import load_network, parse_path, pick_checkpoint, run_settings
     from treeprop_ray.train import outline_of
 
     settings = run_settings(run)
@@ -93,8 +93,8 @@ def timed(work: Callable[[int], Continuation], tokens: int) -> tuple[Continuatio
 
 def run(settings: GenerateSettings) -> None:
     """The generate command."""
-    from treeprop_ray.decoding import Sampler, decode, speculate
-    from treeprop_ray.runfiles import as_path_text
+    from treeprop_ray.inference.decoding import Sampler, decode, speculate
+    from treeprop_ray.run.reading import as_path_text
 
     s = settings
     decoder, tokenizer, _ = open_language_model(s.run, s.checkpoint, s.data_root)

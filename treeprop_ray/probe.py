@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from treeprop_ray import cli, config
 from treeprop_ray.config import Settings, opt
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
-from treeprop_ray.tree import Tree
 
 if TYPE_CHECKING:
     from treeprop_ray.engine.base import Engine
@@ -44,8 +44,8 @@ class Prober:
     def __init__(self, settings: Settings, folder: Path, engine: Engine, start: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        from treeprop_ray.metrics import MetricsFile
-        from treeprop_ray.probe_row import columns
+        from treeprop_ray.hosts.probe_row import columns
+        from treeprop_ray.run.metrics import MetricsFile
 
         self.rule, self.folder, self.engine = settings.probe, folder, cast(Probed, engine)
         self.file = MetricsFile(folder / "probe.csv", columns(engine.tree), start)
@@ -64,7 +64,7 @@ class Prober:
 
     def close(self) -> None:
         """Close the files and draw the figures."""
-        from treeprop_ray.probe_figures import draw
+        from treeprop_ray.reporting.probe_figures import draw
 
         self.file.close()
         self.board.close()
@@ -105,14 +105,15 @@ def load(words: Sequence[str]) -> ProbeSettings:
 
 def run(settings: ProbeSettings) -> None:
     """The probe command."""
-    from treeprop_ray import checkpoint, data
-    from treeprop_ray.probe_figures import draw
-    from treeprop_ray.runfiles import pick_checkpoint, run_settings
-    from treeprop_ray.runs import checkpoints_of
+    from treeprop_ray import data
+    from treeprop_ray.reporting.probe_figures import draw
+    from treeprop_ray.run import checkpoint
+    from treeprop_ray.run.folder import checkpoints_of
+    from treeprop_ray.run.reading import pick_checkpoint, run_settings
     from treeprop_ray.train import build_engine
 
     if settings.mode != "measure":
-        from treeprop_ray import probe_table
+        from treeprop_ray.reporting import probe_table
 
         runs = settings.run if isinstance(settings.run, list) else [settings.run]
         for run_ in runs:
@@ -151,8 +152,8 @@ def run(settings: ProbeSettings) -> None:
 
 def add_rows(path: Path, rows: Sequence[Mapping[str, Any]], tree: Tree) -> None:
     """Put rows into probe.csv in the order of steps; a row of the same step is replaced."""
-    from treeprop_ray.metrics import MetricsFile
-    from treeprop_ray.probe_row import columns
+    from treeprop_ray.hosts.probe_row import columns
+    from treeprop_ray.run.metrics import MetricsFile
 
     kept: dict[int, Mapping[str, Any]] = {}
     if path.is_file():
@@ -170,8 +171,8 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]], tree: Tree) -> None:
 
 def table(row: Mapping[str, float], tree: Tree) -> str:
     """A row as plain text: whole numbers first, then blocks, states and spine."""
-    from treeprop_ray.network import STEM, edge_name
-    from treeprop_ray.probe_row import WHOLE
+    from treeprop_ray.core.network import STEM, edge_name
+    from treeprop_ray.hosts.probe_row import WHOLE
 
     def number(key: str) -> str:
         value = row.get(key)

@@ -43,9 +43,9 @@ def load(words: Sequence[str]) -> ReportSettings:
 
 def write_sweep(name: str, storage: str, out: Path) -> str:
     """Write <name>.csv, .md and .png and the index; returns the tables as text."""
+    from treeprop_ray.reporting.index import write_index
     from treeprop_ray.sweep import rows, table
     from treeprop_ray.sweep.figure import draw
-    from treeprop_ray.sweep.index import write_index
     from treeprop_ray.tune import sweep_of_command
 
     found = []
@@ -70,12 +70,12 @@ def write_sweep(name: str, storage: str, out: Path) -> str:
 def run(settings: ReportSettings) -> None:
     """The report command."""
     if settings.run:
-        from treeprop_ray.page import write_page
+        from treeprop_ray.reporting.page import write_page
 
         print(f"wrote {write_page(settings.run, Path(settings.to) if settings.to else None)}")
         return
+    from treeprop_ray.reporting.index import sweep_tables, write_index
     from treeprop_ray.sweep import rows
-    from treeprop_ray.sweep.index import sweep_tables, write_index
 
     out = Path(settings.out)
     if settings.sweep:

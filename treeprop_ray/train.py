@@ -21,12 +21,12 @@ from treeprop_ray.config import Settings
 from treeprop_ray.errors import TrainingError
 
 if TYPE_CHECKING:
+    from treeprop_ray.core.tree import Tree
     from treeprop_ray.data import DataSet
     from treeprop_ray.engine.base import Engine, Score
-    from treeprop_ray.metrics import Log
-    from treeprop_ray.outline import Outline
+    from treeprop_ray.methods.outline import Outline
     from treeprop_ray.probe import Prober
-    from treeprop_ray.tree import Tree
+    from treeprop_ray.run.metrics import Log
 
 
 def run(settings: Settings) -> int:
@@ -38,7 +38,7 @@ def run(settings: Settings) -> int:
         print(f"files: {trainer.folder.path}")
         return cli.DONE
     if settings.engine == "train":
-        from treeprop_ray.baselines.ray_train import train
+        from treeprop_ray.run.ray_train import train
 
         summary = train(trainer)
     else:
@@ -58,7 +58,7 @@ class Trainer:
     ) -> None:
         """`command` is recorded in the summary; `on_epoch` hears of each evaluation."""
         from treeprop_ray.data import Batches, load
-        from treeprop_ray.runs import RunFolder
+        from treeprop_ray.run.folder import RunFolder
 
         self.settings = settings
         self.folder = RunFolder(settings, command)
@@ -76,9 +76,9 @@ class Trainer:
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
-        from treeprop_ray import checkpoint
         from treeprop_ray.probe import Prober
-        from treeprop_ray.progress import Bar
+        from treeprop_ray.run import checkpoint
+        from treeprop_ray.run.progress import Bar
 
         self.engine = build_engine(self.settings, self.data, self.total_steps)
         try:
@@ -111,14 +111,14 @@ class Trainer:
         self.folder.keep_permutation(self.data.permutation)
 
     def _make_log(self) -> Log:
-        from treeprop_ray.metrics import Log
-        from treeprop_ray.optim import OptimizerRule
+        from treeprop_ray.core.optim import OptimizerRule
+        from treeprop_ray.run.metrics import Log
 
         rule = OptimizerRule.of(self.settings, self.total_steps)
         return Log(self.folder.path, self.outline, self.start, rule)
 
     def _resume(self, found: Any) -> None:
-        from treeprop_ray import checkpoint
+        from treeprop_ray.run import checkpoint
 
         check, N, split = checkpoint.check_fits, self.engine.tree.N, self.settings.split
         check(found, N, split)
@@ -177,7 +177,7 @@ class Trainer:
             self.tests.append({"epoch": epoch, **test})
 
     def _save(self, step: int, epoch: int, scores: Mapping[str, Score], wall: float) -> None:
-        from treeprop_ray import checkpoint
+        from treeprop_ray.run import checkpoint
 
         s, tree = self.settings, self.engine.tree
         weights, optimizer = self.engine.state()
@@ -197,7 +197,7 @@ class Trainer:
 
     def _finish(self) -> dict[str, Any]:
         """Test scores, figures, summary.json."""
-        from treeprop_ray import figures, timeline
+        from treeprop_ray.reporting import figures, timeline
 
         s = self.settings
         scores = self._final_scores()
@@ -261,8 +261,8 @@ def build_engine(settings: Settings, data: DataSet, total_steps: int) -> Engine:
 
 def outline_of(settings: Settings, tree: Tree) -> Outline:
     """What a run reports: spine paths and the chain; backpropagation has only the chain."""
-    from treeprop_ray.network import STEM, edge_name
-    from treeprop_ray.outline import Outline, layerwise, over_time
+    from treeprop_ray.core.network import STEM, edge_name
+    from treeprop_ray.methods.outline import Outline, layerwise, over_time
 
     if config.recurrent(settings):
         return over_time(settings)
@@ -313,7 +313,7 @@ def block_applications(settings: Settings, tree: Tree) -> int:
     """Forward applications of blocks (the head counts) in one step; each has one backward."""
     if settings.method != "tree":
         return tree.N
-    from treeprop_ray.rule import Rule
+    from treeprop_ray.core.rule import Rule
 
     rule = Rule.of(settings, config.family_of(settings))
     inner = sum(not tree.is_spine(n) for n in tree.nodes.values())
@@ -326,7 +326,7 @@ def weight_of(settings: Settings, tree: Tree, n: int, term: str) -> float:
     """The weight with which a term of a node enters the objective."""
     if settings.method != "tree":
         return 1.0
-    from treeprop_ray.rule import Rule
+    from treeprop_ray.core.rule import Rule
 
     rule = Rule.of(settings, config.family_of(settings))
     own, right = rule.node_weight
@@ -337,13 +337,13 @@ def show_plan(settings: Settings) -> str:
     """What --cfg adds for the Ray engine: where every node would live on this machine."""
     if settings.engine != "ray":
         return ""
+    from treeprop_ray.core.network import STEM
+    from treeprop_ray.core.tree import Tree
     from treeprop_ray.data import load
     from treeprop_ray.engine import runtime
     from treeprop_ray.engine.job import plan_table
     from treeprop_ray.models import blueprint
-    from treeprop_ray.network import STEM
-    from treeprop_ray.placement import plan
-    from treeprop_ray.tree import Tree
+    from treeprop_ray.schedule.placement import plan
 
     made = blueprint(settings, load(settings).shape)
     tree = Tree(made.N, settings.split)

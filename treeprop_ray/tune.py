@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from treeprop_ray import cli, config
-from treeprop_ray.config import RaySettings, opt
+from treeprop_ray.config import RaySettings, group, opt, spaces
 from treeprop_ray.errors import UserError
-from treeprop_ray.settings import group
 from treeprop_ray.sweep.plan import FINISHED, STOPPED, Sweep, resolve
 
 
@@ -67,9 +66,9 @@ def load(words: Sequence[str]) -> TuneSettings:
     if "://" in settings.storage:
         raise UserError(f"storage={settings.storage}: run folders need a folder, not a URL")
     if not settings.sweep:
-        from treeprop_ray.sweep.space import shipped
-
-        raise UserError(f"sweep= : one of {', '.join(shipped())}, or a path of your own .yaml")
+        raise UserError(
+            f"sweep= : one of {', '.join(spaces.shipped())}, or a path of your own .yaml"
+        )
     return settings
 
 

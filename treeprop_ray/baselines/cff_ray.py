@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from treeprop_ray.baselines.cff import Selection
 from treeprop_ray.config import Settings
+from treeprop_ray.core.network import STEM
 from treeprop_ray.engine.base import State, StepReport
 from treeprop_ray.engine.job import Job
 from treeprop_ray.engine.ray import RayEngine
-from treeprop_ray.network import STEM
+from treeprop_ray.hosts.cff import Selection
 
 
 class CffRayEngine(RayEngine):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from treeprop_ray.benchmarks import markdown, write_table
 from treeprop_ray.benchmarks.rehearsal import account
 from treeprop_ray.benchmarks.step_ray import BASE
+from treeprop_ray.reporting.tables import markdown, write_table
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeprop_ray import config
-from treeprop_ray.benchmarks import markdown, write_table
 from treeprop_ray.errors import UserError
+from treeprop_ray.reporting.tables import markdown, write_table
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings

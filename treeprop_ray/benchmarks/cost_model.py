@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from treeprop_ray.chain_schedule import one_chain_step
-from treeprop_ray.placement import lines, pack, stages
-from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import Call, Layout, Op, one_step
-from treeprop_ray.tree import Tree
+from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.tree import Tree
+from treeprop_ray.schedule.chain import one_chain_step
+from treeprop_ray.schedule.ops import Call, Layout, Op
+from treeprop_ray.schedule.placement import lines, pack, stages
+from treeprop_ray.schedule.tree import one_step
 
 STATE_BYTES = 4  # of a number in a state: float32, also when the blocks compute in bf16
 TRAIN_BYTES = 16  # of a parameter: weight, gradient, two moments of Adam, float32

@@ -19,11 +19,12 @@ import ray
 import torch
 
 from treeprop_ray import config, data
-from treeprop_ray.benchmarks import in_turn, ratio, write_table
+from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.engine import local, runtime
 from treeprop_ray.engine import ray as distributed
 from treeprop_ray.engine.base import State
 from treeprop_ray.engine.ray import RayEngine
+from treeprop_ray.reporting.tables import write_table
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings

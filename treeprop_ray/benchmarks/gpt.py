@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from treeprop_ray import config
-from treeprop_ray.benchmarks import write_table
 from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches, DataSet, Split
 from treeprop_ray.errors import TrainingError
+from treeprop_ray.reporting.tables import write_table
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings
@@ -53,13 +53,13 @@ def random_batches(settings: Settings) -> Batches:
 
 def work(words: list[str], steps: int, answer: Any) -> None:
     """Some steps of one candidate, in a process of its own; the first one is not timed."""
+    from treeprop_ray.core.optim import OptimizerRule
+    from treeprop_ray.core.rule import Rule
+    from treeprop_ray.core.tree import Tree
     from treeprop_ray.engine import local
     from treeprop_ray.engine import ray as distributed
     from treeprop_ray.engine.job import Job, parts_from_settings
     from treeprop_ray.models import blueprint
-    from treeprop_ray.optim import OptimizerRule
-    from treeprop_ray.rule import Rule
-    from treeprop_ray.tree import Tree
 
     settings = config.load(words)
     data = random_text(settings)

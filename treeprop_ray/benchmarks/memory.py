@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from treeprop_ray.optim import PartOptimizer
+from treeprop_ray.core.optim import PartOptimizer
 
 
 class Meter(TorchDispatchMode):

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from treeprop_ray import config
 from treeprop_ray.benchmarks.memory import Meter, resident
 from treeprop_ray.benchmarks.step_ray import job_of
-from treeprop_ray.network import STEM, edge_name, named
-from treeprop_ray.optim import PartOptimizer
-from treeprop_ray.placement import stages
+from treeprop_ray.core.network import STEM, edge_name, named
+from treeprop_ray.core.optim import PartOptimizer
+from treeprop_ray.schedule.placement import stages
 
 SCHEDULES = ("GPipe", "1F1B")
 

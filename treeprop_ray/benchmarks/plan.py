@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeprop_ray.benchmarks import markdown, write_table
 from treeprop_ray.benchmarks.cost_model import (
     Device,
     Link,
@@ -32,12 +31,14 @@ from treeprop_ray.benchmarks.cost_model import (
     tree_memory,
     tree_step,
 )
-from treeprop_ray.chain_schedule import one_chain_step
+from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
-from treeprop_ray.placement import pack
-from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import Call, one_step
-from treeprop_ray.tree import Tree
+from treeprop_ray.reporting.tables import markdown, write_table
+from treeprop_ray.schedule.chain import one_chain_step
+from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.placement import pack
+from treeprop_ray.schedule.tree import one_step
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings

@@ -15,12 +15,12 @@ from treeprop_ray import config
 from treeprop_ray.benchmarks.memory import Meter, resident
 from treeprop_ray.benchmarks.step_ray import job_of
 from treeprop_ray.config import Settings
+from treeprop_ray.core.network import count_parameters, named
+from treeprop_ray.core.rule import cut
 from treeprop_ray.engine import transport
 from treeprop_ray.engine.job import Job, calls_of, make_host, owners
-from treeprop_ray.network import count_parameters, named
-from treeprop_ray.placement import Cluster, Plan, plan
-from treeprop_ray.rule import cut
-from treeprop_ray.schedule import Call, Op
+from treeprop_ray.schedule.ops import Call, Op
+from treeprop_ray.schedule.placement import Cluster, Plan, plan
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Units:
     """Counts block applications: a forward is 1, a backward is 1, on the whole batch."""
 
     def __init__(self, job: Job, settings: Settings, made: Plan) -> None:
-        from treeprop_ray.placement import stages
+        from treeprop_ray.schedule.placement import stages
 
         self.job, self.method = job, settings.method
         pieces = cut(0, job.batch, settings.microbatches)

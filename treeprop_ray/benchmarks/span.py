@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from treeprop_ray.benchmarks import markdown, span_cff, write_table
-from treeprop_ray.chain_schedule import one_chain_step
+from treeprop_ray.benchmarks import span_cff
 from treeprop_ray.config import RaySettings
+from treeprop_ray.core.rule import Piece, Rule
+from treeprop_ray.core.tree import Tree, ideal_span
 from treeprop_ray.engine import runtime
 from treeprop_ray.engine.actors import HostLike, Role
 from treeprop_ray.engine.base import StepReport
 from treeprop_ray.engine.driver import Driver
-from treeprop_ray.placement import Plan, pack
-from treeprop_ray.rule import Piece, Rule
-from treeprop_ray.schedule import Call, Layout, one_step
-from treeprop_ray.tree import Tree, ideal_span
+from treeprop_ray.reporting.tables import markdown, write_table
+from treeprop_ray.schedule.chain import one_chain_step
+from treeprop_ray.schedule.ops import Call, Layout
+from treeprop_ray.schedule.placement import Plan, pack
+from treeprop_ray.schedule.tree import one_step
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings

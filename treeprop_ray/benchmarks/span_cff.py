@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeprop_ray.baselines.cff_schedule import one_cff_step
-from treeprop_ray.benchmarks import write_table
+from treeprop_ray.core.rule import Piece
 from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.base import StepReport
 from treeprop_ray.engine.driver import Driver
-from treeprop_ray.rule import Piece
-from treeprop_ray.schedule import Call
+from treeprop_ray.reporting.tables import write_table
+from treeprop_ray.schedule.cff import one_cff_step
+from treeprop_ray.schedule.ops import Call
 
 SIZES = (8, 16, 32)
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from treeprop_ray import config
-from treeprop_ray.benchmarks import in_turn, ratio, write_table
+from treeprop_ray.benchmarks.timing import in_turn, ratio
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import DataSet, Split
 from treeprop_ray.data.images import unit_scale
 from treeprop_ray.engine import local
+from treeprop_ray.reporting.tables import write_table
 from treeprop_ray.train import block_applications
-from treeprop_ray.tree import Tree
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings

@@ -13,8 +13,12 @@ import numpy as np
 import torch
 
 from treeprop_ray import config
-from treeprop_ray.benchmarks import in_turn, ratio, write_table
+from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.config import Settings
+from treeprop_ray.core.network import STEM
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Rule, cut
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Split
 from treeprop_ray.data.images import unit_scale
 from treeprop_ray.engine import local
@@ -23,10 +27,7 @@ from treeprop_ray.engine.base import Span
 from treeprop_ray.engine.job import Job, parts_from_settings
 from treeprop_ray.engine.ray import RayEngine
 from treeprop_ray.models import blueprint
-from treeprop_ray.network import STEM
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.rule import Rule, cut
-from treeprop_ray.tree import Tree
+from treeprop_ray.reporting.tables import write_table
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from treeprop_ray import config
-from treeprop_ray.benchmarks import in_turn, ratio, write_table
+from treeprop_ray.benchmarks.timing import in_turn, ratio
+from treeprop_ray.core.bptt import cell_by_cell
 from treeprop_ray.data import Batches, DataSet, Split
 from treeprop_ray.data.images import unit_scale
 from treeprop_ray.data.sequences import as_sequences
 from treeprop_ray.engine.base import Engine
+from treeprop_ray.reporting.tables import write_table
 from treeprop_ray.through_time import engine
-from treeprop_ray.through_time.bptt import cell_by_cell
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from treeprop_ray.benchmarks import markdown, write_table
 from treeprop_ray.benchmarks.span import HOSTS, Emulation
-from treeprop_ray.chain_schedule import one_chain_step
 from treeprop_ray.config import RaySettings
+from treeprop_ray.core.rule import Piece
 from treeprop_ray.engine import runtime
 from treeprop_ray.engine.base import StepReport
-from treeprop_ray.rule import Piece
-from treeprop_ray.schedule import Call
-from treeprop_ray.through_time.time_schedule import BOUNDARY, one_time_step
+from treeprop_ray.reporting.tables import markdown, write_table
+from treeprop_ray.schedule.chain import one_chain_step
+from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.time import BOUNDARY, one_time_step
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from treeprop_ray import config
-from treeprop_ray.benchmarks import write_table
+from treeprop_ray.reporting.tables import write_table
 
 if TYPE_CHECKING:
     from treeprop_ray.bench import BenchSettings

@@ -12,9 +12,9 @@ from typing import Any
 from treeprop_ray import config
 from treeprop_ray.checkup import FAIL, OK, WARN, Finding, judge, size
 from treeprop_ray.config import Settings
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import TrainingError, UserError
-from treeprop_ray.placement import Cluster, Plan, plan
-from treeprop_ray.tree import Tree
+from treeprop_ray.schedule.placement import Cluster, Plan, plan
 
 LATE = 0.01  # seconds of a call that is slow
 THIN = 100e6  # bytes per second that are few

@@ -101,7 +101,7 @@ def look(out: str) -> Facts:
     import torch
 
     try:
-        import treeprop_ray.vision  # noqa: F401
+        import treeprop_ray.data.vision  # noqa: F401
 
         vision_error = ""
     except Exception as e:  # whatever goes wrong in there is the finding

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from treeprop_ray import config
 from treeprop_ray.checkup.cluster import plan_for, tree_of
 from treeprop_ray.config import Settings
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import TrainingError, UserError
-from treeprop_ray.placement import Plan, stages
-from treeprop_ray.tree import Tree
+from treeprop_ray.schedule.placement import Plan, stages
 
 GROUP_SECONDS = 60
 
@@ -102,9 +102,9 @@ def held(settings: Settings, made: Plan) -> list[tuple[str, str]]:
 
 def _counts(settings: Settings, tree: Tree) -> dict[tuple[int, int], int]:
     """Parameters of every block; empty when the data's shape cannot be had."""
+    from treeprop_ray.core.network import STEM
     from treeprop_ray.data import load
     from treeprop_ray.models import blueprint
-    from treeprop_ray.network import STEM
 
     try:
         made = blueprint(settings, load(settings).shape)

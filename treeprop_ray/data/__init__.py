@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from treeprop_ray.core.rng import derive, generator
 from treeprop_ray.data.augment import AUGMENTS, Augment
 from treeprop_ray.errors import UserError
-from treeprop_ray.rng import derive, generator
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Settings

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from treeprop_ray.rng import derive, generator, seeded_cpu
+from treeprop_ray.core.rng import derive, generator, seeded_cpu
 
 Augment = Callable[[Tensor, int], Tensor]  # (uint8 images (B, C, S, S), seed) -> the same shape
 
@@ -36,7 +36,7 @@ def crop_flip(x: Tensor, seed: int) -> Tensor:
 
 def standard(x: Tensor, seed: int) -> Tensor:
     """Random crop and flip per sample, then RandAugment per group of samples."""
-    from treeprop_ray.vision import v2
+    from treeprop_ray.data.vision import v2
 
     transform = v2.RandAugment()
     out = crop_flip(x, seed)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treeprop_ray.core.rng import generator
 from treeprop_ray.data import DataSet, Split
 from treeprop_ray.data.hub import cache_folder, load_split
 from treeprop_ray.errors import UserError
-from treeprop_ray.rng import generator
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Data

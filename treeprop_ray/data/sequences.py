@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from treeprop_ray.core.rng import generator
 from treeprop_ray.data import DataSet, Split
-from treeprop_ray.rng import generator
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Data

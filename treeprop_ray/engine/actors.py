@@ -12,12 +12,12 @@ import ray
 import torch
 from torch import Tensor
 
+from treeprop_ray.core.rule import Piece, cut
+from treeprop_ray.core.tree import Edge
 from treeprop_ray.engine import transport
 from treeprop_ray.engine.base import Span, StepReport
 from treeprop_ray.errors import TrainingError
-from treeprop_ray.rule import Piece, cut
-from treeprop_ray.schedule import Call
-from treeprop_ray.tree import Edge
+from treeprop_ray.schedule.ops import Call
 
 
 class HostLike(Protocol):

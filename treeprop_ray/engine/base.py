@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeprop_ray.factor import full
-from treeprop_ray.network import STEM, TreeNetwork
-from treeprop_ray.tree import Edge, Tree
+from treeprop_ray.core.factor import full
+from treeprop_ray.core.network import STEM, TreeNetwork
+from treeprop_ray.core.tree import Edge, Tree
 
 if TYPE_CHECKING:
-    from treeprop_ray.through_time.network import TimeNetwork
+    from treeprop_ray.models.rnn import TimeNetwork
 
 State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), keyed by edge
 Through = Callable[[Edge, Tensor], Tensor]  # runs the block of an edge, the stem or the head

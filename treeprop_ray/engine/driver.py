@@ -32,8 +32,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from treeprop_ray.engine.actors import Role, actor_class
 from treeprop_ray.engine.base import StepReport
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
-from treeprop_ray.placement import Plan
-from treeprop_ray.schedule import Call
+from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.placement import Plan
 
 START_SECONDS = 300  # for all actors to import torch and build their parts
 GROUP_SECONDS = 60  # for a placement group that should fit

@@ -8,20 +8,21 @@ from typing import Any
 
 from torch import nn
 
-from treeprop_ray.baselines.cff import CffHost
-from treeprop_ray.baselines.cff_schedule import one_cff_step
-from treeprop_ray.chain import ChainHost
-from treeprop_ray.chain_schedule import one_chain_step
 from treeprop_ray.config import Settings
+from treeprop_ray.core.network import STEM
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.data import Batches
 from treeprop_ray.engine.actors import HostLike
-from treeprop_ray.host import Host
-from treeprop_ray.network import STEM
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.placement import Plan, stages
-from treeprop_ray.rule import Rule
-from treeprop_ray.schedule import Call, one_step
-from treeprop_ray.tree import Edge, Tree
+from treeprop_ray.hosts.cff import CffHost
+from treeprop_ray.hosts.chain import ChainHost
+from treeprop_ray.hosts.tree import Host
+from treeprop_ray.schedule.cff import one_cff_step
+from treeprop_ray.schedule.chain import one_chain_step
+from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.placement import Plan, stages
+from treeprop_ray.schedule.tree import one_step
 
 Parts = Callable[[Sequence[Edge]], dict[Edge, nn.Module]]
 

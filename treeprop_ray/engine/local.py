@@ -6,20 +6,21 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from treeprop_ray.chain import ChainHost
-from treeprop_ray.chain_schedule import one_chain_step
 from treeprop_ray.config import Settings
+from treeprop_ray.core.network import STEM, TreeNetwork
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Rule, cut
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet
 from treeprop_ray.engine.base import Score, Span, State, StepReport, score_paths
-from treeprop_ray.host import Host
-from treeprop_ray.measure import probe_parts
-from treeprop_ray.network import STEM, TreeNetwork
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.probe_row import combine
-from treeprop_ray.probe_schedule import probe_calls
-from treeprop_ray.rule import Rule, cut
-from treeprop_ray.schedule import Layout, one_step
-from treeprop_ray.tree import Tree
+from treeprop_ray.hosts.chain import ChainHost
+from treeprop_ray.hosts.probe import probe_parts
+from treeprop_ray.hosts.probe_row import combine
+from treeprop_ray.hosts.tree import Host
+from treeprop_ray.schedule.chain import one_chain_step
+from treeprop_ray.schedule.ops import Layout
+from treeprop_ray.schedule.probe import probe_calls
+from treeprop_ray.schedule.tree import one_step
 
 
 class LocalEngine:
@@ -132,14 +133,14 @@ def over(
     optimizer = OptimizerRule.of(settings, total_steps)
     device = pick_device(settings.device)
     if settings.method == "cff":
-        from treeprop_ray.baselines.cff import CffEngine
+        from treeprop_ray.hosts.cff import CffEngine
 
         return CffEngine(
             network, rule, optimizer, batches, settings.cff, device, settings.precision
         )
     kind: type[LocalEngine] = LocalEngine
     if settings.engine == "train":  # inside a worker
-        from treeprop_ray.baselines.data_parallel import DataParallelEngine
+        from treeprop_ray.engine.data_parallel import DataParallelEngine
 
         kind = DataParallelEngine
     return kind(

@@ -7,6 +7,9 @@ from functools import partial
 from typing import Any
 
 from treeprop_ray.config import Settings, run_name
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.data import DataSet
 from treeprop_ray.engine import runtime
 from treeprop_ray.engine.actors import Role
@@ -22,13 +25,10 @@ from treeprop_ray.engine.job import (
     parts_from_settings,
 )
 from treeprop_ray.engine.recovery import RecoveringEngine
-from treeprop_ray.measure import probe_parts
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.placement import Cluster, Plan, plan
-from treeprop_ray.probe_row import combine
-from treeprop_ray.probe_schedule import probe_calls
-from treeprop_ray.rule import Rule
-from treeprop_ray.tree import Edge, Tree
+from treeprop_ray.hosts.probe import probe_parts
+from treeprop_ray.hosts.probe_row import combine
+from treeprop_ray.schedule.placement import Cluster, Plan, plan
+from treeprop_ray.schedule.probe import probe_calls
 
 
 class RayEngine(RecoveringEngine):

@@ -22,12 +22,12 @@ import ray
 from torch import Tensor
 
 from treeprop_ray.config import Settings
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.engine import runtime, transport
 from treeprop_ray.engine.base import Score, Span, State, StepReport
 from treeprop_ray.engine.driver import Driver, PlacementBusy
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
-from treeprop_ray.placement import Cluster, Plan
-from treeprop_ray.tree import Tree
+from treeprop_ray.schedule.placement import Cluster, Plan
 
 REPLANS = 5
 

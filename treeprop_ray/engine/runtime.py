@@ -9,7 +9,7 @@ from typing import Any
 
 from treeprop_ray.config import RaySettings
 from treeprop_ray.errors import UserError
-from treeprop_ray.placement import Cluster
+from treeprop_ray.schedule.placement import Cluster
 
 
 def start(settings: RaySettings) -> bool:

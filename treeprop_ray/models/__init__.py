@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treeprop_ray.config import family_of
-from treeprop_ray.network import Blueprint
+from treeprop_ray.core.network import Blueprint
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Settings

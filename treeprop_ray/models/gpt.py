@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from treeprop_ray.factor import full
-from treeprop_ray.network import Blueprint
+from treeprop_ray.core.factor import full
+from treeprop_ray.core.network import Blueprint
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Model

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from treeprop_ray.network import Blueprint
+from treeprop_ray.core.network import Blueprint
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Model

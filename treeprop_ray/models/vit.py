@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from treeprop_ray.core.network import Blueprint
 from treeprop_ray.errors import UserError
-from treeprop_ray.network import Blueprint
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Model

@@ -17,9 +17,8 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from treeprop_ray import config
-from treeprop_ray.config import Settings
+from treeprop_ray.config import RESUMABLE, Settings
 from treeprop_ray.errors import UserError
-from treeprop_ray.settings import RESUMABLE
 from treeprop_ray.sweep.space import (
     Axis,
     Base,

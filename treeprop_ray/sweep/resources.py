@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from treeprop_ray import config
 from treeprop_ray.config import Settings
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
-from treeprop_ray.placement import Cluster, Plan, decide, plan
+from treeprop_ray.schedule.placement import Cluster, Plan, decide, plan
 from treeprop_ray.sweep.plan import Trial
-from treeprop_ray.tree import Tree
 
 
 @dataclass(frozen=True)

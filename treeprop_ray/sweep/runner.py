@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune import Callback
 
 from treeprop_ray.errors import TrainingError, UserError
-from treeprop_ray.placement import Cluster
+from treeprop_ray.schedule.placement import Cluster
 from treeprop_ray.sweep.plan import FINISHED, STOPPED, Sweep, Trial, past_trials, read_json
 from treeprop_ray.sweep.resources import need, pin
 from treeprop_ray.sweep.rows import log_command

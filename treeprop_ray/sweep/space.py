@@ -32,10 +32,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from treeprop_ray.config import Settings, read_yaml, walk
+from treeprop_ray.config import Settings, read_yaml, spaces, walk
 from treeprop_ray.errors import UserError
 
-SPACES = Path(__file__).parent.parent / "tune_spaces"
 RANGES = ("uniform", "loguniform", "randint")
 FIGURES = ("heatmap", "curve", "bars")
 VALUE = "value"  # the axis of a table that runs over its metrics
@@ -145,17 +144,13 @@ def show(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def shipped() -> list[str]:
-    """Names of the sweeps that come with the package."""
-    return sorted(p.stem for p in SPACES.glob("*.yaml"))
-
-
 def load_space(name: str) -> Space:
     """A shipped sweep by its name, or the user's own by its path."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else SPACES / f"{name}.yaml"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else spaces.folder() / f"{name}.yaml"
     if not path.is_file():
         raise UserError(
-            f"sweep={name}: one of {', '.join(shipped())}, or a path of a file that ends in .yaml"
+            f"sweep={name}: one of {', '.join(spaces.shipped())}, or a path of a file that ends "
+            "in .yaml"
         )
     loaded = OmegaConf.to_container(read_yaml(path, f"sweep={name}"))
     assert isinstance(loaded, dict)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treeprop_ray.benchmarks import markdown
+from treeprop_ray.reporting.tables import markdown
 from treeprop_ray.sweep.plan import FAILED, FINISHED, STOPPED, Sweep
 from treeprop_ray.sweep.rows import Row, figure, value_of
 from treeprop_ray.sweep.space import VALUE, Paper, Point, Space, same, show

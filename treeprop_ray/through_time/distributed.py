@@ -13,29 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from treeprop_ray.config import Settings, run_name
+from treeprop_ray.core.jumps import jumps, window_of
+from treeprop_ray.core.lookahead import Jump, Roll, look_names
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Piece
+from treeprop_ray.core.time_tree import Depth, Readout, TimeRule, first_states
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet
 from treeprop_ray.engine import runtime, transport
 from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.base import Score, State, StepReport
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.recovery import RecoveringEngine
-from treeprop_ray.optim import OptimizerRule
-from treeprop_ray.placement import Cluster, Plan, check_fits, resources
-from treeprop_ray.rule import Piece
-from treeprop_ray.schedule import Call, Layout
+from treeprop_ray.models.rnn import READOUT, TimeNetwork, cell_name, make_part
+from treeprop_ray.schedule.ops import Call, Layout
+from treeprop_ray.schedule.placement import Cluster, Plan, check_fits, resources
+from treeprop_ray.schedule.time import BOUNDARY, Window, one_time_step, windows
 from treeprop_ray.through_time.engine import Owner, optimizer_rule, time_rule
-from treeprop_ray.through_time.lookahead import Jump, Roll, look_names
-from treeprop_ray.through_time.network import READOUT, TimeNetwork, cell_name, make_part
-from treeprop_ray.through_time.time_schedule import (
-    BOUNDARY,
-    Window,
-    jumps,
-    one_time_step,
-    window_of,
-    windows,
-)
-from treeprop_ray.through_time.time_tree import Depth, Readout, TimeRule, first_states
-from treeprop_ray.tree import Tree
 
 if TYPE_CHECKING:
     from treeprop_ray.data import Shape

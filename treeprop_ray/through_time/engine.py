@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from treeprop_ray.core.bptt import BPTT, fused, unrolled
+from treeprop_ray.core.cells import GRUCell
+from treeprop_ray.core.jumps import jumps
+from treeprop_ray.core.lookahead import Jump, Roll, look_names
+from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
+from treeprop_ray.core.rule import Piece, cut
+from treeprop_ray.core.time_tree import Depth, Readout, Terms, TimeRule, first_states
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.engine.base import Engine, Score, Span, State, StepReport
 from treeprop_ray.errors import TrainingError
-from treeprop_ray.optim import OptimizerRule, PartOptimizer
-from treeprop_ray.rule import Piece, cut
-from treeprop_ray.through_time.bptt import BPTT, fused, unrolled
-from treeprop_ray.through_time.cells import GRUCell
-from treeprop_ray.through_time.lookahead import Jump, Roll, look_names
-from treeprop_ray.through_time.network import READOUT, TimeNetwork, cell_name
-from treeprop_ray.through_time.time_schedule import jumps
-from treeprop_ray.through_time.time_tree import Depth, Readout, Terms, TimeRule, first_states
-from treeprop_ray.tree import Tree
+from treeprop_ray.models.rnn import READOUT, TimeNetwork, cell_name
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Settings

@@ -1,0 +1,178 @@
+"""Reading settings: defaults < experiments/<name>.yaml < `key=value` on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from treeprop_ray.config.checks import check, walk
+from treeprop_ray.config.settings import RESUMABLE, Settings
+from treeprop_ray.errors import UserError
+
+EXPERIMENTS = Path(__file__).parent / "experiments"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split("\n")[0].split())
+
+
+def read_yaml(path: Path, what: str) -> DictConfig:
+    """A YAML mapping from a file; a mistake names the file."""
+    try:
+        loaded = OmegaConf.load(path)
+    except FileNotFoundError as e:
+        raise UserError(f"{what}: no such file") from e
+    except Exception as e:  # yaml and omegaconf raise many kinds; all are the file's fault
+        raise UserError(f"{what}: not readable as YAML: {_one_line(e)}") from e
+    if not isinstance(loaded, DictConfig):
+        raise UserError(f"{what}: must hold key: value lines")
+    return loaded
+
+
+def experiment_file(name: str) -> Path:
+    """The YAML of an experiment: a shipped name or a path."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    path = EXPERIMENTS / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in EXPERIMENTS.glob("*.yaml")))
+        raise UserError(f"experiment={name}: one of {known}, or a path that ends in .yaml")
+    return path
+
+
+def parse_overrides(args: Sequence[str]) -> DictConfig:
+    """`key=value` words to a config; the value is read as YAML."""
+    for word in args:
+        key, eq, _ = word.partition("=")
+        if not eq or not key.strip():
+            raise UserError(f"{word!r}: expected key=value")
+    try:
+        return OmegaConf.from_dotlist(list(args))
+    except Exception as e:
+        raise UserError(f"{' '.join(args)}: not readable as key=value: {_one_line(e)}") from e
+
+
+def _check_groups(schema: type, source: str, layer: DictConfig) -> None:
+    """`model=3` is a mistake that omegaconf reports without naming the key."""
+    for f in dataclasses.fields(schema):
+        if isinstance(f.default_factory, type) and f.name in layer:
+            value = OmegaConf.to_container(layer)[f.name]
+            if not isinstance(value, dict):
+                raise UserError(
+                    f"{source}{f.name}={value}: is a group of settings; use {f.name}.<key>=…"
+                )
+
+
+def _check_flags(schema: type, source: str, layer: DictConfig) -> None:
+    """omegaconf takes every number but 0 for true."""
+    for key, _, default in walk(schema()):
+        if isinstance(default, bool):
+            value = OmegaConf.select(layer, key, throw_on_resolution_failure=False)
+            if isinstance(value, int | float) and value not in (0, 1):
+                raise UserError(f"{source}{key}={value}: true or false")
+
+
+@functools.cache
+def _defaults(schema: type) -> Any:
+    """The schema as a config; `OmegaConf.merge` copies it."""
+    return OmegaConf.structured(schema)
+
+
+def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
+    """Lay configs over the defaults of the dataclass `schema` and check the result."""
+    base = _defaults(schema)
+    known = [key for key, _, _ in walk(schema())]
+    for source, layer in layers:
+        _check_groups(schema, source, layer)
+        _check_flags(schema, source, layer)
+        try:
+            base = OmegaConf.merge(base, layer)
+        except ConfigKeyError as e:
+            key = e.full_key or str(e.key)
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else "; --help lists all keys"
+            raise UserError(f"{source}unknown key {key}{hint}") from e
+        except OmegaConfBaseException as e:
+            key = e.full_key or ""
+            raise UserError(f"{source}{key + ': ' if key else ''}{_one_line(e)}") from e
+        except Exception as e:
+            raise UserError(f"{source}{_one_line(e)}") from e
+    try:
+        settings = OmegaConf.to_object(base)
+    except Exception as e:
+        raise UserError(_one_line(e)) from e
+    check(settings)
+    return settings
+
+
+def load(args: Sequence[str], schema: type[Settings] = Settings) -> Settings:
+    """Settings from command-line words: defaults < experiment < words.
+
+    A command with settings of its own gives a subclass as `schema`.
+    """
+    words = parse_overrides(args)
+    name = words.get("experiment", Settings().experiment)
+    if not isinstance(name, str):
+        raise UserError(f"experiment={name}: must be a name or a path")
+    path = experiment_file(name)
+    source = f"{path.name}: "
+    return cast(
+        Settings, merge(schema, (source, read_yaml(path, f"experiment={name}")), ("", words))
+    )
+
+
+def load_file(path: Path) -> Settings:
+    """Settings that an earlier run wrote to its config.yaml."""
+    return cast(Settings, merge(Settings, (f"{path}: ", read_yaml(path, str(path)))))
+
+
+def to_yaml(settings: Any) -> str:
+    """The resolved settings as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.structured(settings))
+
+
+def differences(old: Settings, new: Settings) -> list[str]:
+    """Settings that differ and change what is computed, as `key: old -> new`."""
+    a = {k: v for k, _, v in walk(old)}
+    b = {k: v for k, _, v in walk(new)}
+    moving = set(RESUMABLE) - {"storage"}  # elsewhere the checkpoints would not be found
+    if old.schedule != "constant" or old.warmup > 0 or old.method == "cff":
+        moving -= {"epochs", "steps"}  # learning rate and stage of step t depend on the total
+    return [f"{k}: {a[k]} -> {b[k]}" for k in a if a[k] != b[k] and k not in moving]
+
+
+def run_name(settings: Settings) -> str:
+    """The given name, or one that is the same for the same command."""
+    if settings.name:
+        return settings.name
+    science = {k: v for k, _, v in walk(settings) if k not in RESUMABLE or k in ("epochs", "steps")}
+    digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:6]
+    return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{digest}"
+
+
+def describe(schema: type) -> list[tuple[str, str, str]]:
+    """(key, default, meaning) of every setting, for --help."""
+    rows = []
+    for key, f, value in walk(schema()):
+        rule = f.metadata
+        text = rule["help"]
+        if "choices" in rule:
+            text += f" [{'|'.join(rule['choices'])}]"
+        shown = (
+            ""
+            if value in (None, "")
+            else str(value).lower()
+            if isinstance(value, bool)
+            else str(value)
+        )
+        rows.append((key, shown, text))
+    return rows

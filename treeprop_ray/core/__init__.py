@@ -1,0 +1,1 @@
+"""The algorithm: readable without Ray."""

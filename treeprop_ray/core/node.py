@@ -1,0 +1,226 @@
+"""What a tree node computes: its forward step, and its backward step from explicit adjoints.
+
+A node never sees another node's autograd graph. Tensors come in and go out detached:
+
+    lift     (1)  mu_fwd = f_left(z_l)
+    answer   (2)  g = d(right loss)/d(mu_fwd); the right block does its own backward here, once
+    settle   (3)  mu = alpha * mu_fwd + beta * correction(g),  z_n = mu + sigma_s * eps
+    backward (4)  from the adjoint of z_n (sum over its consumers): gradients of f_left,
+                  and adjoints for z_l and z_r
+
+At a spine node (2) is the head's business (`Boundary.answer`); the rest is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from treeprop_ray.core import factor
+from treeprop_ray.core.objective import correction_of, head_loss
+from treeprop_ray.core.rng import derive, normal_rows
+from treeprop_ray.core.rule import Piece, Rule
+from treeprop_ray.core.tree import Node, Tree
+
+Run = Callable[..., Tensor]  # runs a block (under autocast, on the right device)
+Back = Callable[[Tensor, Tensor, Tensor], None]  # backward from (output, its slope) to the leaf
+
+
+def at_once(out: Tensor, slope: Tensor, leaf: Tensor) -> None:
+    """Backward through a block: gradients of its weights and of `leaf`, its input."""
+    out.backward(slope)
+
+
+@dataclass
+class Saved:
+    """What a node keeps between forward and backward of one piece."""
+
+    z_l: Tensor
+    mu_fwd: Tensor  # with the graph of f_left: the only graph that is kept
+    gradient: Tensor | None = None  # d(right loss or ce)/d(mu_fwd), unweighted
+    correction: Tensor | None = None
+    adj_r: Tensor | None = None
+    own_slope: Tensor | None = None  # d(weighted own)/d(mu_fwd)
+
+
+@dataclass
+class Losses:
+    """Running sums of a node's unweighted terms over the pieces of a step."""
+
+    terms: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, name: str, value: Tensor) -> None:
+        value = value.detach()
+        self.terms[name] = self.terms[name] + value if name in self.terms else value
+
+    def take(self) -> dict[str, Tensor]:
+        taken, self.terms = self.terms, {}
+        return taken
+
+
+def pull_back(
+    out: Tensor, slope: Tensor, leaf: Tensor, weight: float, back: Back = at_once
+) -> Tensor:
+    """The gradient at `leaf` of a loss with gradient `slope` at `out`, through the block between.
+
+    With weight > 0 the block's parameters get weight times their gradient on the way.
+    """
+    if weight == 0:
+        return torch.autograd.grad(out, leaf, slope)[0]
+    back(out, slope if weight == 1 else weight * slope, leaf)
+    assert leaf.grad is not None
+    return leaf.grad if weight == 1 else leaf.grad / weight
+
+
+def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Sum of two tensors that may be absent."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+class TreeNode:
+    """One node: the blocks of its two edges (the right one is absent on the spine)."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        node: Node,
+        left: nn.Module,
+        right: nn.Module | None,
+        rule: Rule,
+        stem_trains: bool,
+        run: Run,
+        back: Back = at_once,
+    ) -> None:
+        self.tree, self.node, self.rule, self.run, self.back = tree, node, rule, run, back
+        self.left, self.right = left, right
+        self.wants_adj_l = rule.sends_left(node, stem_trains)
+        self.wants_adj_r = rule.sends_right(tree, node)
+        self.sigma = factor.sigma_at(rule.sigma, node.level, tree.depth, rule.noise_schedule)
+        self.own_weight, right_weight = rule.node_weight
+        self.right_weight = rule.ce_weight(tree, node) if tree.is_spine(node) else right_weight
+        # d(mu)/d(mu_fwd); the correction is a constant
+        self.gain = 1.0 if rule.family == "bernoulli" else rule.alpha
+        self.losses = Losses()
+        self.saved: dict[int, Saved] = {}
+
+    def lift(self, z_l: Tensor, piece: Piece) -> Tensor:
+        """Step 1. Returns mu_fwd."""
+        z_l = z_l.detach().requires_grad_(self.wants_adj_l)
+        mu_fwd = self.run(self.left, z_l, self._key("left", piece))
+        self.saved[piece.index] = Saved(z_l, mu_fwd)
+        return mu_fwd.detach()
+
+    def answer(self, z_r: Tensor, piece: Piece) -> None:
+        """Step 2 for r < N: right loss, its backward through f_right, the correction."""
+        rule, saved = self.rule, self.saved[piece.index]
+        if self.right_weight == 0 and rule.beta == 0:
+            return
+        assert self.right is not None
+        leaf = saved.mu_fwd.detach().requires_grad_()
+        z_r_hat = self.run(self.right, leaf, self._key("right", piece))
+        if rule.beta > 0 and rule.correction == "vjp":
+            error = (z_r - z_r_hat).detach()
+            (product,) = torch.autograd.grad(z_r_hat, leaf, error, retain_graph=True)
+            saved.correction = rule.correction_scale * product
+        loss, at_z_r, at_hat = factor.divergence_slopes(
+            z_r.detach(), z_r_hat.detach(), rule.family, piece.share(z_r)
+        )
+        self.losses.add("right", loss)
+        saved.gradient = pull_back(
+            z_r_hat, at_hat.to(z_r_hat.dtype), leaf, self.right_weight, self.back
+        )
+        if self.wants_adj_r and self.right_weight > 0:
+            saved.adj_r = at_z_r if self.right_weight == 1 else self.right_weight * at_z_r
+        if rule.beta > 0 and saved.correction is None:
+            saved.correction = correction_of(saved.gradient, rule, piece.total)
+
+    def receive(self, gradient: Tensor, piece: Piece) -> None:
+        """Step 2 on the spine: the head's answer d(ce)/d(mu_fwd)."""
+        saved = self.saved[piece.index]
+        saved.gradient = gradient
+        if self.rule.beta > 0:
+            saved.correction = correction_of(gradient, self.rule, piece.total)
+
+    def settle(self, piece: Piece) -> Tensor:
+        """Step 3. Returns z_n."""
+        rule, saved = self.rule, self.saved[piece.index]
+        mu_fwd = saved.mu_fwd.detach()
+        mu = factor.posterior_mean(mu_fwd, saved.correction, rule.alpha, rule.beta, rule.family)
+        if self.own_weight > 0 and mu is not mu_fwd:  # else own is 0
+            own, at_mu, at_fwd = factor.divergence_slopes(
+                mu, mu_fwd, rule.family, piece.share(mu_fwd)
+            )
+            self.losses.add("own", own)
+            slope = at_fwd.add_(at_mu, alpha=self.gain) if rule.target_gradient else at_fwd
+            saved.own_slope = slope if self.own_weight == 1 else self.own_weight * slope
+        if self.sigma == 0:
+            return mu
+        eps = normal_rows(mu, piece.places, rule.seed, "noise", piece.step, self.node.n)
+        return (mu + self.sigma * eps).to(mu.dtype)
+
+    def backward(self, adj_n: Tensor | None, piece: Piece) -> tuple[Tensor | None, Tensor | None]:
+        """Step 4. Fills the gradients of f_left; returns the adjoints of z_l and z_r.
+
+        The gradient at mu_fwd has three parts: the adjoint of z_n times d(mu)/d(mu_fwd), the own
+        term, and the right-hand loss.
+        """
+        saved = self.saved.pop(piece.index)
+        total = None
+        if adj_n is not None:
+            total = adj_n if self.gain == 1 else self.gain * adj_n
+        total = add(total, saved.own_slope)
+        if saved.gradient is not None and self.right_weight > 0:
+            weight = self.right_weight
+            total = add(total, saved.gradient if weight == 1 else weight * saved.gradient)
+        if total is not None:
+            self.back(saved.mu_fwd, total.to(saved.mu_fwd.dtype), saved.z_l)
+        return saved.z_l.grad, saved.adj_r
+
+    def _key(self, side: str, piece: Piece) -> int:
+        """Seed for randomness inside a block (dropout)."""
+        return derive(self.rule.seed, "block", piece.step, self.node.n, side, piece.index)
+
+
+class Boundary:
+    """Both ends of the chain: stem, head and the labels."""
+
+    def __init__(
+        self, tree: Tree, stem: nn.Module, head: nn.Module | None, rule: Rule, run: Run
+    ) -> None:
+        self.tree, self.stem, self.head, self.rule, self.run = tree, stem, head, rule, run
+        self.stem_trains = any(p.requires_grad for p in stem.parameters())
+        self.z_0: dict[int, Tensor] = {}
+        self.labels: dict[int, Tensor] = {}
+        self.losses: dict[int, Losses] = {node.n: Losses() for node in tree.spine}
+
+    def open(self, x: Tensor, y: Tensor, piece: Piece) -> Tensor:
+        """z_0 = stem(x); keep the labels for the head."""
+        self.labels[piece.index] = y
+        seed = derive(self.rule.seed, "block", piece.step, 0, "stem", piece.index)
+        z_0 = self.run(self.stem, x, seed)
+        if self.stem_trains:
+            self.z_0[piece.index] = z_0
+        return z_0.detach()
+
+    def answer(self, n: int, mu_fwd: Tensor, piece: Piece) -> Tensor:
+        """Cross-entropy of head(mu_fwd) and its backward, at once. Returns d(ce)/d(mu_fwd)."""
+        leaf = mu_fwd.detach().requires_grad_()
+        seed = derive(self.rule.seed, "block", piece.step, n, "head", piece.index)
+        assert self.head is not None
+        loss_of = partial(head_loss, self.head, labels=self.labels[piece.index], piece=piece)
+        loss = self.run(loss_of, leaf, seed)
+        self.losses[n].add("ce", loss)
+        weight = self.rule.ce_weight(self.tree, self.tree.nodes[n])
+        return pull_back(loss, torch.ones_like(loss), leaf, weight)
+
+    def close(self, adj_0: Tensor | None, piece: Piece) -> None:
+        """Backward of the stem."""
+        z_0 = self.z_0.pop(piece.index)
+        if adj_0 is not None:
+            z_0.backward(adj_0)

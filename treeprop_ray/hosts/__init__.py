@@ -1,0 +1,1 @@
+"""What runs in one process on one device. No Ray."""

@@ -1,0 +1,1 @@
+"""One object per training method, and the registry."""

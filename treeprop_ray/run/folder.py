@@ -1,0 +1,168 @@
+"""The run folder: config.yaml, metrics.csv, summary.json, TensorBoard events, figures."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeprop_ray import config
+from treeprop_ray.config import Settings
+from treeprop_ray.errors import UserError
+from treeprop_ray.run.storage import Storage, storage_at
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RunFolder:
+    """results/runs/<name>: made new, or taken up where an earlier run left off."""
+
+    def __init__(self, settings: Settings, command: str | None = None) -> None:
+        self.settings, self.command = settings, command
+        self.name = config.run_name(settings)
+        self.path = Path(settings.out) / self.name
+        self.storage = checkpoints_of(settings, self.path)
+        is_run = (self.path / "config.yaml").is_file()
+        if is_run and not settings.fresh:
+            changed = config.differences(config.load_file(self.path / "config.yaml"), settings)
+            if changed:
+                raise UserError(
+                    f"{self.path} holds a run with other settings ({'; '.join(changed)}); "
+                    "choose another name=… or fresh=true"
+                )
+        elif not is_run and self.path.exists() and any(self.path.iterdir()):
+            raise UserError(
+                f"{self.path}: is not empty and is no run folder; choose another name=…"
+            )
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run."""
+        path = self.path / "summary.json"
+        if self.settings.fresh:
+            return None
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def open(self) -> None:
+        """Make the folder and write the resolved settings."""
+        s = self.settings
+        key = f"storage={s.storage}" if s.storage else f"out={s.out}"
+        try:
+            self.storage.prepare()
+            if s.fresh:
+                for name in self.storage.names():
+                    self.storage.remove(name)
+        except Exception as e:  # remote file systems have errors of their own
+            raise UserError(f"{key}: cannot write there: {_reason(e)}") from e
+        try:
+            if s.fresh and (self.path / "config.yaml").is_file():
+                shutil.rmtree(self.path)
+                self.storage.prepare()
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / "config.yaml").write_text(config.to_yaml(s))
+        except OSError as e:
+            raise UserError(f"out={s.out}: cannot write there: {_reason(e)}") from e
+
+    def keep_permutation(self, permutation: Tensor | None) -> None:
+        """Store the order in which sequences are read; a run taken up again must have the same."""
+        from treeprop_ray.run.reading import check_permutation
+
+        if permutation is not None:
+            check_permutation(str(self.path), permutation)
+            (self.path / "permutation.json").write_text(json.dumps(permutation.tolist()))
+
+    def write_summary(self, figures: Mapping[str, Any]) -> None:
+        """summary.json, written aside and renamed."""
+        aside = self.path / "summary.json.tmp"
+        aside.write_text(json.dumps({**figures, **provenance(self.command)}, indent=2) + "\n")
+        aside.replace(self.path / "summary.json")
+
+
+def checkpoints_of(settings: Settings, folder: Path) -> Storage:
+    """Where the checkpoints of a run folder lie: inside it, or at <storage>/<run>."""
+    if not settings.storage:
+        return storage_at(folder / "checkpoints")
+    return storage_at(f"{settings.storage.rstrip('/')}/{folder.name}")
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return text or repr(error)
+
+
+def provenance(command: str | None = None) -> dict[str, Any]:
+    """Versions, hardware, command, commit and date: what a figure needs beside it.
+
+    `command` stands in for this process's own where that is not what a user would repeat.
+    """
+    import torch
+
+    packages = ("treeprop_ray", "torch", "ray", "numpy", "omegaconf", "safetensors")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "command": command or this_command(),
+        "commit": _commit(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
+        "hardware": {
+            "machine": platform.machine(),
+            "cpu": _cpu_name(),
+            "cores": _cores(),
+            "gpus": gpus,
+        },
+    }
+
+
+def this_command() -> str:
+    """The command of this process, as a user would type it."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    script = Path(sys.argv[0])
+    started = ["-m", spec.name] if spec else [script.name if script.is_absolute() else str(script)]
+    return shlex.join(["python", *started, *sys.argv[1:]])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except Exception:
+        return "not installed"
+
+
+def _commit() -> str:
+    """The commit; -dirty when the package itself (not a table in results/) differs from it."""
+    found = _git("describe", "--always")
+    return found + "-dirty" * bool(found and _git("status", "--porcelain", ".")) or "unknown"
+
+
+def _git(*words: str) -> str:
+    try:
+        found = subprocess.run(
+            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True
+        )
+    except OSError:
+        return ""
+    return found.stdout.strip()
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"

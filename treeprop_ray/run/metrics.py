@@ -1,0 +1,135 @@
+"""What a run writes while it goes: metrics.csv and TensorBoard events."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from treeprop_ray.core.optim import OptimizerRule, global_norm
+from treeprop_ray.engine.base import Score, StepReport
+from treeprop_ray.errors import warn
+from treeprop_ray.methods.outline import Outline
+
+
+class MetricsFile:
+    """metrics.csv: fixed columns; on resume, rows after the checkpoint are cut off."""
+
+    def __init__(self, path: Path, columns: Sequence[str], step: int) -> None:
+        kept = []
+        if path.is_file():
+            with path.open(newline="") as f:
+                kept = [row for row in csv.DictReader(f) if int(row["step"]) <= step and step > 0]
+        self._file = path.open("w", newline="")
+        self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore", restval="")
+        self._writer.writeheader()
+        self._writer.writerows(kept)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row; it is on disk when this returns."""
+        self._writer.writerow(
+            {k: f"{v:.8g}" if isinstance(v, float) else v for k, v in row.items()}
+        )
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Log:
+    """Writes metrics.csv and TensorBoard events; keeps what the progress line shows."""
+
+    def __init__(self, folder: Path, outline: Outline, step: int, optimizer: OptimizerRule) -> None:
+        columns = [
+            "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "data_share",
+            "clean_ce", "tree_ce", "leak", *outline.columns, "test_accuracy", "test_loss",
+        ]  # fmt: skip
+        self.outline, self.optimizer = outline, optimizer
+        self.file = MetricsFile(folder / "metrics.csv", columns, step)
+        self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
+        self.loss = float("nan")
+        self.leak: float | None = None
+        self._warned = False
+        self._last = (time.perf_counter(), step)
+        self._data_seconds = 0.0
+
+    def step(
+        self,
+        step: int,
+        epoch: int,
+        reports: Sequence[StepReport],
+        clean: float | None,
+    ) -> None:
+        """A row of one step: losses by node, gradient norm, learning rate, seconds per step and
+        the share of them that went into getting the training batch."""
+        row: dict[str, Any] = {"kind": "step", "step": step, "epoch": epoch}
+        losses: dict[int, dict[str, float]] = {}
+        for report in reports:
+            for n, terms in report.losses.items():
+                mine = losses.setdefault(n, {})
+                for name, value in terms.items():  # several actors may have a share of one term
+                    mine[name] = mine.get(name, 0.0) + value
+        total = 0.0
+        for n, terms in sorted(losses.items()):
+            row.update({f"{name}/{n}": value for name, value in terms.items()})
+            row[f"loss/{n}"] = sum(self.outline.weights[n][t] * v for t, v in terms.items())
+            total += row[f"loss/{n}"]
+        now = time.perf_counter()
+        row["loss"] = self.loss = total
+        row["grad_norm"] = global_norm(r.square_norms for r in reports)
+        row["lr"] = self.optimizer.lr_at(step - 1)
+        row["step_seconds"] = (now - self._last[0]) / max(1, step - self._last[1])
+        data_seconds = sum(r.data_seconds for r in reports)
+        spent = data_seconds - self._data_seconds
+        if spent < 0:  # an actor that was made anew has begun to count from zero
+            spent = data_seconds
+        row["data_share"] = spent / (now - self._last[0])
+        self._last, self._data_seconds = (now, step), data_seconds
+        # absent if cross-entropy has no weight
+        tree_ce = losses.get(self.outline.clean[1], {}).get("ce") if self.outline.clean else None
+        if clean is not None and tree_ce is not None:
+            row["clean_ce"], row["tree_ce"] = clean, tree_ce
+            leak: float = row["clean_ce"] - row["tree_ce"]
+            row["leak"] = self.leak = leak
+            self._warn(leak, row["tree_ce"])
+        self._write(row)
+
+    def _warn(self, leak: float, tree_ce: float) -> None:
+        """Once, when the tree predicts much better than the clean path can: labels leak."""
+        if not self._warned and leak > max(0.5, tree_ce):
+            self._warned = True
+            warn(
+                f"label leak: the clean spine path has {leak:.2f} more cross-entropy than the tree "
+                "on the same batch; the correction writes labels into the states (lower beta or "
+                "correction_scale, or use correction=mean)"
+            )
+
+    def epoch(
+        self, step: int, epoch: int, scores: Mapping[str, Score], test: Mapping[str, float]
+    ) -> None:
+        """A row of validation scores, and of the full chain's test figures where there are any."""
+        row: dict[str, Any] = {"kind": "epoch", "step": step, "epoch": epoch}
+        for name, score in scores.items():
+            row[f"accuracy/{name}"], row[f"val_loss/{name}"] = score.accuracy, score.loss
+        row.update({f"test_{k}": v for k, v in test.items() if k in ("accuracy", "loss")})
+        self._write(row)
+        self._last = (time.perf_counter(), step)
+
+    def pause(self, seconds: float) -> None:
+        """Seconds that went into something else than steps."""
+        self._last = (self._last[0] + seconds, self._last[1])
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.file.write(row)
+        for key, value in row.items():
+            if isinstance(value, float):
+                self.board.add_scalar(key, value, row["step"])
+
+    def close(self) -> None:
+        """Close the files."""
+        self.file.close()
+        self.board.close()

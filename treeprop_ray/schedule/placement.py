@@ -1,0 +1,214 @@
+"""Which node lives in which actor, and what each actor asks of the cluster. Pure functions.
+
+A node never works at the same time as its descendants on one line, so a node shares its actor
+with the line of one child at no cost, and the tensor between them does not travel:
+
+    N = 8, lines    4-6-7 (the spine, with stem and head)    2-1    3    5
+
+That is N / 2 lines for N - 1 nodes; `packed` deals the lines out to H actors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from treeprop_ray.core.tree import Node, Tree
+from treeprop_ray.errors import UserError
+from treeprop_ray.schedule.ops import Layout
+
+if TYPE_CHECKING:
+    from treeprop_ray.config import Settings
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the cluster has: the CPUs and GPUs of each Ray node."""
+
+    nodes: tuple[tuple[float, float], ...]  # (cpus, gpus)
+
+    @property
+    def cpus(self) -> float:
+        """All CPUs."""
+        return sum(cpus for cpus, _ in self.nodes)
+
+    @property
+    def gpus(self) -> float:
+        """All GPUs."""
+        return sum(gpus for _, gpus in self.nodes)
+
+    @property
+    def devices(self) -> int:
+        """GPUs, or CPU cores when there are no GPUs."""
+        return int(self.gpus or self.cpus)
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{c:g} CPU + {g:g} GPU" for c, g in self.nodes)
+        return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs ({each})"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Layout of the nodes (or chain stages) over actors, and the resources of each actor."""
+
+    layout: Layout
+    names: tuple[str, ...]  # of the actors, by host index
+    cpus: float
+    gpus: float
+    strategy: str = "PACK"
+    device: str = "cpu"  # inside each actor; Ray shows an actor only its own GPU
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """One bundle of a placement group for each actor."""
+        return [{"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})} for _ in self.names]
+
+
+def lines(tree: Tree) -> list[list[Node]]:
+    """The spine first, then a line for every other node that does not continue its parent's."""
+    found = [tree.spine]
+    taken = {node.n for node in tree.spine}
+    for s in range(1, tree.depth + 1):
+        for top in tree.level(s):
+            if top.n in taken:
+                continue
+            line, node = [], top
+            while node is not None:
+                line.append(node)
+                node = tree.left_child(node) or tree.right_child(node)  # type: ignore[assignment]
+            taken.update(n.n for n in line)
+            found.append(line)
+    return found
+
+
+def pack(tree: Tree, hosts: int) -> Layout:
+    """Deal the lines out to `hosts` actors so that the levels' slowest actors are fast.
+
+    A node costs two block applications, a spine node one (its right block is the head). Longest
+    lines first, to the actor where the sum over levels of the busiest actor grows least. Among
+    equals a line joins its parent: a subtree that stays together sends adjoints of its top alone.
+    """
+    load = [[0.0] * (tree.depth + 1) for _ in range(hosts)]
+    busiest = [0.0] * (tree.depth + 1)  # of all actors, by level
+    host_of: dict[int, int] = {}
+
+    def put(line: Sequence[Node], host: int) -> None:
+        for node in line:
+            load[host][node.level] += cost(node)
+            host_of[node.n] = host
+        busiest[:] = map(max, busiest, load[host])
+
+    def cost(node: Node) -> float:
+        return 1.0 if tree.is_spine(node) else 2.0
+
+    def span_with(line: Sequence[Node], host: int) -> tuple[float, float]:
+        grown = list(load[host])
+        for node in line:
+            grown[node.level] += cost(node)
+        return sum(map(max, busiest, grown)), sum(load[host])
+
+    def shape(line: Sequence[Node]) -> tuple[int, int]:
+        return -len(line), line[0].level
+
+    first, *rest = lines(tree)
+    put(first, 0)
+    for _, equal in itertools.groupby(sorted(rest, key=shape), shape):
+        left = list(equal)
+        while left:
+            kin = {host_of.get(tree.parents[line[0].n]): line for line in reversed(left)}
+            host = min(range(hosts), key=lambda h: (*span_with(left[0], h), h not in kin))
+            line = kin.get(host, left[0])
+            left.remove(line)
+            put(line, host)
+    return Layout(host_of)
+
+
+def decide(settings: Settings, tree: Tree, cluster: Cluster) -> tuple[str, int]:
+    """Resolve `placement=auto` and `hosts=0` to (per_node | packed, number of actors)."""
+    nodes, lanes = len(tree.nodes), len(lines(tree))
+    if settings.placement == "per_node":
+        return "per_node", nodes + 1
+    if settings.placement == "auto" and settings.hosts == 0 and cluster.devices >= nodes + 1:
+        return "per_node", nodes + 1
+    if settings.hosts > nodes:
+        raise UserError(f"hosts={settings.hosts}: the tree has only {nodes} nodes (N={tree.N})")
+    return "packed", settings.hosts or max(1, min(cluster.devices, lanes))
+
+
+def plan(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:
+    """The plan for a run; raises UserError with the arithmetic when it can never fit."""
+    kind, actors = decide(settings, tree, cluster)
+    if settings.method != "tree":
+        actors = min(actors, tree.N)
+        layout = Layout({k: k for k in range(actors)})
+        names = tuple(f"{run}/stage-{k}" for k in range(actors))
+    elif kind == "per_node":
+        layout = Layout({n: n for n in tree.nodes})
+        names = (f"{run}/boundary", *(f"{run}/node-{n}" for n in tree.nodes))
+    else:
+        layout = pack(tree, actors)
+        names = tuple(f"{run}/host-{h}" for h in range(actors))
+    cpus, gpus = resources(settings, actors, cluster)
+    layout = replace(layout, one_machine=len(cluster.nodes) == 1)
+    device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
+    made = Plan(layout, names, cpus, gpus, settings.strategy, device)
+    check_fits(made, cluster)
+    return made
+
+
+def resources(settings: Settings, actors: int, cluster: Cluster) -> tuple[float, float]:
+    """CPUs and GPUs of one actor; what is not set is an equal share, at most one of each."""
+    cpus, gpus = settings.cpus_per_actor, settings.gpus_per_actor
+    if settings.device == "cuda" and cluster.gpus == 0:
+        raise UserError(f"device=cuda: the cluster has {cluster}; use device=cpu or auto")
+    if gpus < 0:
+        use_gpu = cluster.gpus > 0 and settings.device != "cpu"
+        gpus = share([g for _, g in cluster.nodes], actors) if use_gpu else 0.0
+    if cpus == 0:
+        cpus = share([c for c, _ in cluster.nodes], actors)
+    return cpus, gpus
+
+
+def share(have: Sequence[float], actors: int) -> float:
+    """The largest of 1, 1/2, 1/3, … that lets all actors fit; an actor lives on one Ray node."""
+    for parts in range(1, actors + 1):
+        if sum(int(h) * parts for h in have) >= actors:
+            return 1.0 if parts == 1 else int(10000 / parts) / 10000  # Ray counts in 1/10000
+    return 1.0
+
+
+def check_fits(made: Plan, cluster: Cluster) -> None:
+    """Raise UserError unless the cluster has room for every actor's bundle."""
+    actors = len(made.names)
+    wants = f"{actors} actors x ({made.cpus:g} CPU + {made.gpus:g} GPU)"
+    for kind, each, have in (
+        ("CPU", made.cpus, [c for c, _ in cluster.nodes]),
+        ("GPU", made.gpus, [g for _, g in cluster.nodes]),
+    ):
+        if each == 0:
+            continue
+        if each > 1 and each != int(each) and kind == "GPU":
+            raise UserError(f"gpus_per_actor={each:g}: above 1 only whole numbers")
+        slots = [int(h / each + 1e-6) for h in have]
+        if sum(slots) < actors:
+            raise UserError(
+                f"placement cannot fit: {wants} = {actors * each:g} {kind}s, but the cluster has "
+                f"{cluster}, room for {sum(slots)} actors; lower hosts or "
+                f"{kind.lower()}s_per_actor, or use placement=packed"
+            )
+    count = len(cluster.nodes)
+    if made.strategy == "STRICT_SPREAD" and actors > count:
+        raise UserError(f"strategy=STRICT_SPREAD: {actors} actors, but only {count} Ray nodes")
+    if made.strategy == "STRICT_PACK" and not any(
+        c >= actors * made.cpus - 1e-6 and g >= actors * made.gpus - 1e-6 for c, g in cluster.nodes
+    ):
+        raise UserError(f"strategy=STRICT_PACK: no Ray node has room for {wants}; have {cluster}")
+
+
+def stages(tree: Tree, count: int) -> list[list[tuple[int, int]]]:
+    """The chain's blocks, the head among them, cut into `count` runs."""
+    blocks = tree.path_edges(tree.chain)
+    bounds = [len(blocks) * k // count for k in range(count + 1)]
+    return [blocks[bounds[k] : bounds[k + 1]] for k in range(count)]

@@ -1,0 +1,1 @@
+"""The mathematics, on models with closed forms."""
