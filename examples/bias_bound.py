@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from treeprop_ray.core.tree import Tree
+from treeprop_ray.theory import gaussian as theory
 from treeprop_ray.theory.bias import TreePosterior, bias_of
 from treeprop_ray.theory.gaussian import Chain
-from treeprop_ray.theory import gaussian as theory
 
 N, WIDTH, PAIRS = 4, 2, 6
 

@@ -22,4 +22,4 @@ def shipped() -> list[str]:
 
 def title(name: str) -> str:
     """The title of a shipped sweep."""
-    return str(OmegaConf.load(folder() / f"{name}.yaml").get("title", name))
+    return str(OmegaConf.select(OmegaConf.load(folder() / f"{name}.yaml"), "title", default=name))

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from treeprop_ray.core.tree import Edge, Tree
-from treeprop_ray.theory.gaussian import Chain, Factor, Gaussian
 from treeprop_ray.theory import gaussian as theory
+from treeprop_ray.theory.gaussian import Chain, Factor, Gaussian
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 from test_theory import random_chain, shifted
 
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.theory.bias import TreePosterior, _score, bias_of, gradient
 from treeprop_ray.theory import gaussian as theory
+from treeprop_ray.theory.bias import TreePosterior, _score, bias_of, gradient
 
 F64 = torch.float64
 
@@ -90,7 +90,7 @@ def test_second_moment_of_the_score_is_that_of_samples() -> None:
 
 def test_bias_falls_with_the_divergence_along_a_training_run() -> None:
     """The example's own run, shortened: bounds hold at every step."""
-    path = Path(__file__).parent.parent / "examples" / "bias_bound.py"
+    path = Path(__file__).parent.parent.parent / "examples" / "bias_bound.py"
     spec = importlib.util.spec_from_file_location("bias_bound", path)
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)

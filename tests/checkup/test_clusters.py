@@ -18,7 +18,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from treeprop_ray import config, doctor, tune
 from treeprop_ray.config.spaces import shipped
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 CLUSTERS = ROOT / "clusters"
 LAUNCHER = ["gpu.yaml", "gpu-gcp.yaml", "onprem.yaml"]
 CLOUD = LAUNCHER[:2]

@@ -84,7 +84,7 @@ def test_a_gpu_that_was_asked_for_must_be_there() -> None:
 
 
 def test_the_ranges_are_those_of_the_package() -> None:
-    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    text = (Path(__file__).parent.parent.parent / "pyproject.toml").read_text()
     for name, wanted in machine.REQUIRED.items():
         pattern = r'requires-python = "(.+)"' if name == "python" else rf'"{name}(?:\[.*\])?(>=.+)"'
         assert re.findall(pattern, text) == [wanted], name

@@ -18,7 +18,7 @@ from treeprop_ray.sweep.space import load_space
 from treeprop_ray.tune import sweep_of_command
 
 Command = Callable[..., Result]
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parent.parent.parent / "results"
 
 SWEEP = """
 title: A small sweep

@@ -17,8 +17,8 @@ from treeprop_ray.core.node import Boundary, TreeNode
 from treeprop_ray.core.rng import normal_rows
 from treeprop_ray.core.rule import Rule, cut
 from treeprop_ray.core.tree import SPLITS, Tree
-from treeprop_ray.theory.gaussian import Chain, Factor, Gaussian
 from treeprop_ray.theory import gaussian as theory
+from treeprop_ray.theory.gaussian import Chain, Factor, Gaussian
 
 torch.set_num_threads(1)
 F64 = torch.float64

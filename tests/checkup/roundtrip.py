@@ -24,7 +24,7 @@ from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 FORWARD = 8266  # the cluster's own dashboard has 8265 of the same loopback
 

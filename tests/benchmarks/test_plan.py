@@ -16,7 +16,7 @@ from treeprop_ray.core.tree import Tree
 from treeprop_ray.schedule.ops import Layout
 from treeprop_ray.schedule.tree import one_step
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 FAST = model.Link("instant", float("inf"), 0.0)
 FREE = model.Runtime()
 FLAT = model.Device(half=0.0)  # a piece of half the size takes half the time
