@@ -21,5 +21,5 @@ def warn(text: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text; its name where it has none."""
+    """The first line of an error's text."""
     return (str(error).strip().splitlines() or [repr(error)])[0]
