@@ -28,8 +28,3 @@ def one_line(error: BaseException) -> str:
 def warn(text: str) -> None:
     """A warning line that does not stop the run."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text."""
-    return (str(error).strip().splitlines() or [repr(error)])[0]

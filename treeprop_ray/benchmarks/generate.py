@@ -21,8 +21,8 @@ AHEAD = (2, 4, 8)
 
 def run(bench: BenchSettings) -> None:
     """Every spine path drafts 2, 4 or 8 tokens for the full chain; greedy and sampled."""
-    from treeprop_ray.generate import open_language_model
     from treeprop_ray.inference.decoding import Continuation, Sampler, decode, speculate
+    from treeprop_ray.inference.language import open_language_model
     from treeprop_ray.run.reading import run_settings
 
     settings = run_settings(bench.run)

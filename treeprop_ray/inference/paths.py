@@ -14,6 +14,8 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import TimeNetwork
 
+Network = TreeNetwork | TimeNetwork
+
 
 def parse_path(text: str, outline: Outline, method: str) -> list[int]:
     """A path by name (full, spine-2) or as indices such as [0,4,6,8]; checked against the tree."""
@@ -53,7 +55,7 @@ def network_through(network: TreeNetwork) -> Through:
 
 
 def score_network(
-    network: TreeNetwork | TimeNetwork,
+    network: Network,
     paths: Mapping[str, Sequence[int]],
     batches: Iterable[tuple[Tensor, Tensor]],
 ) -> dict[str, Score]:
