@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from treeprop_ray.benchmarks.rehearsal import account
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.step_ray import BASE
 from treeprop_ray.reporting.tables import markdown, write_table
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 PAGE = Path("docs/baselines.md")
 BEGIN, END = "<!-- bench accounting -->", "<!-- end -->"

@@ -11,19 +11,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from treeprop_ray import config
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.config import Settings
 from treeprop_ray.data import Batches, DataSet, Split
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.reporting.tables import write_table
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 SAMPLE = 0.1  # seconds between two looks at the memory
 VOCABULARY = 50257

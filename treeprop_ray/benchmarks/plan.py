@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeprop_ray.benchmarks.cost_model import (
     Device,
@@ -31,6 +31,7 @@ from treeprop_ray.benchmarks.cost_model import (
     tree_memory,
     tree_step,
 )
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
@@ -39,9 +40,6 @@ from treeprop_ray.schedule.chain import one_chain_step
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import pack
 from treeprop_ray.schedule.tree import one_step
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 # Assumptions, not measurements: an A100 of 80 GB at 40 % of its bf16 peak; what links deliver.
 DEVICE, MEMORY = Device(), 80e9

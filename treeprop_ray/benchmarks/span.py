@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from treeprop_ray.benchmarks import span_cff
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.config import RaySettings
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Tree, ideal_span
@@ -32,9 +33,6 @@ from treeprop_ray.schedule.chain import one_chain_step
 from treeprop_ray.schedule.ops import Call, Layout
 from treeprop_ray.schedule.placement import Plan, pack
 from treeprop_ray.schedule.tree import one_step
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 HOSTS = 4
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
 
 import torch
 
 from treeprop_ray import config
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import DataSet, Split
@@ -15,9 +15,6 @@ from treeprop_ray.data.images import unit_scale
 from treeprop_ray.engine import local
 from treeprop_ray.reporting.tables import write_table
 from treeprop_ray.train import block_applications
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 BASE = ["experiment=mnist_d3", "model.hidden=500", "batch=64", "threads=1"]
 CANDIDATES = {

@@ -7,12 +7,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from treeprop_ray import config
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.config import Settings
 from treeprop_ray.core.network import STEM
@@ -28,9 +29,6 @@ from treeprop_ray.engine.job import Job, parts_from_settings
 from treeprop_ray.engine.ray import RayEngine
 from treeprop_ray.models import blueprint
 from treeprop_ray.reporting.tables import write_table
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 BASE = ["experiment=cifar10_vit", "batch=32", "model.dropout=0", "data.augment=none", "device=cpu"]
 STEP = [*BASE, "clip=0"]  # a row of its own has the clipping of the experiment

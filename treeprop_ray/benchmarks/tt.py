@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from treeprop_ray import config
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.core.bptt import cell_by_cell
 from treeprop_ray.data import Batches, DataSet, Split
@@ -19,9 +20,6 @@ from treeprop_ray.data.sequences import as_sequences
 from treeprop_ray.engine.base import Engine
 from treeprop_ray.reporting.tables import write_table
 from treeprop_ray.through_time import engine
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 REGIMES = [("latency", 64, 1), ("latency", 64, 8), ("compute", 128, 128)]  # name, hidden, batch
 SWEEPS = (0, 4)

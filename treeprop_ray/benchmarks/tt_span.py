@@ -10,11 +10,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.span import HOSTS, Emulation
 from treeprop_ray.config import RaySettings
 from treeprop_ray.core.rule import Piece
@@ -24,9 +25,6 @@ from treeprop_ray.reporting.tables import markdown, write_table
 from treeprop_ray.schedule.chain import one_chain_step
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.time import BOUNDARY, one_time_step
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 UNIT = 0.01  # seconds of a cell's call
 

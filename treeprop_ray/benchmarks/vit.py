@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeprop_ray import config
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.reporting.tables import write_table
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 LOCAL = {"TreeProp, local, 1 thread": [], "BP, local, 1 thread": ["method=bp"]}
 RAY = {
