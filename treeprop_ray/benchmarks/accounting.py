@@ -13,7 +13,7 @@ from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.step_ray import BASE
 from treeprop_ray.reporting.tables import markdown, write_table
 
-PAGE = Path("docs/baselines.md")
+PAGE = Path("docs/baselines.md")  # beside the folder of the results
 BEGIN, END = "<!-- bench accounting -->", "<!-- end -->"
 
 
@@ -43,8 +43,9 @@ def run(bench: BenchSettings) -> None:
     rows = [row for N in (8, 16) for row in rows_of(N)]
     table = write_table(bench.out, "bench_accounting", "What a step costs", rows, NOTES)
     print(table)
-    if put_into(PAGE, rows):
-        print(f"wrote the table to {PAGE}")
+    page = Path(bench.out).parent / PAGE
+    if put_into(page, rows):
+        print(f"wrote the table to {page}")
 
 
 def rows_of(N: int) -> list[dict[str, Any]]:
