@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from treeprop_ray.config import Settings
+from treeprop_ray.config import Settings, dotted
 from treeprop_ray.core.network import (
     STEM,
     Blueprint,
@@ -19,10 +19,10 @@ from treeprop_ray.core.network import (
 )
 from treeprop_ray.core.scoring import Score
 from treeprop_ray.core.tree import Edge, Tree
-from treeprop_ray.data import Which
+from treeprop_ray.data import Which, load
 from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.methods.base import Crew, Method
-from treeprop_ray.models import blueprint, count_blocks
+from treeprop_ray.models import blueprint
 from treeprop_ray.schedule.placement import Plan, stages
 
 
@@ -34,8 +34,11 @@ class BlockMethod(Method):
         return blueprint(settings, shape)
 
     def tree(self, settings: Settings) -> Tree:
-        """The tree over the blocks, whether or not the data is here."""
-        return Tree(count_blocks(settings.model), settings.split)
+        """The tree over the blocks; for a shipped network whether or not the data is here."""
+        model = settings.model
+        if dotted(model.name):
+            return Tree(self.network(settings, load(settings).shape).N, settings.split)
+        return Tree(model.blocks + (0 if model.output_block else 1), settings.split)
 
     def assemble(
         self, settings: Settings, shape: Shape, weights: Mapping[str, Tensor]

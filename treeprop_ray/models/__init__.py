@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from treeprop_ray.config import Model, Settings, family_of
+from treeprop_ray.config import Settings, dotted, family_of, imported
 from treeprop_ray.core.network import Blueprint, Shape
+from treeprop_ray.errors import UserError
 from treeprop_ray.models import gpt, mlp, vit
 
 MODELS = {"mlp": mlp.blueprint, "vit": vit.blueprint, "gpt": gpt.blueprint}
 
 
 def blueprint(settings: Settings, shape: Shape) -> Blueprint:
-    """How to make each part of the network that the settings name, for data of this shape."""
-    make = MODELS[settings.model.name]
-    return make(settings.model, shape.input_shape, shape.classes, family_of(settings))
+    """How to make each part of the network that the settings name, for data of this shape.
 
-
-def count_blocks(model: Model) -> int:
-    """N of a shipped network: its blocks and the head, which may hold the last of them."""
-    return model.blocks + (0 if model.output_block else 1)
+    `model.name=package.module:factory` calls factory(settings.model, shape), which gives a
+    Blueprint.
+    """
+    name = settings.model.name
+    if not dotted(name):
+        make = MODELS[name]
+        return make(settings.model, shape.input_shape, shape.classes, family_of(settings))
+    recipe = imported("model.name", name)(settings.model, shape)
+    if not isinstance(recipe, Blueprint):
+        raise UserError(f"model.name={name}: must give a Blueprint, not {type(recipe).__name__}")
+    return recipe
