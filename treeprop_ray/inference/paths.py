@@ -1,4 +1,4 @@
-"""Paths of a trained tree: named by the user, run and scored in this process, shown as text."""
+"""Paths of a trained tree: named by the user, run and scored in this process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from treeprop_ray.core.network import TreeNetwork
+from treeprop_ray.core.scoring import Counts, Score, Through, count, path_states
 from treeprop_ray.core.tree import Edge
-from treeprop_ray.engine.base import Score, Through, count, score_paths
 from treeprop_ray.errors import UserError
+from treeprop_ray.methods import Method
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import TimeNetwork
 
@@ -24,10 +25,10 @@ def as_path_text(value: object) -> str:
     return str(value)
 
 
-def parse_path(text: str, outline: Outline, method: str) -> list[int]:
+def parse_path(text: str, outline: Outline, method: Method) -> list[int]:
     """A path by name (full, spine-2) or as indices such as [0,4,6,8]; checked against the tree."""
     tree = outline.tree
-    named = {**tree.named_paths, **outline.paths} if method == "tree" else outline.paths
+    named = {**tree.named_paths, **outline.paths} if method.short_paths else outline.paths
     if text in named:
         return named[text]
     try:
@@ -36,8 +37,9 @@ def parse_path(text: str, outline: Outline, method: str) -> list[int]:
     except ValueError as e:
         reason = str(e) if str(e).startswith("path=") else f"path={text}: not a list of indices"
         raise UserError(f"{reason}; names: {', '.join(named)}") from e
-    if method != "tree" and path != tree.chain:
-        raise UserError(f"path={text}: a run with method={method} has trained only the full chain")
+    if not method.short_paths and path != tree.chain:
+        kind = f"method={method.name}"
+        raise UserError(f"path={text}: a run with {kind} has trained only the full chain")
     return path
 
 
@@ -62,10 +64,10 @@ def score_network(
     """Score paths of a network in this process."""
     if not isinstance(network, TreeNetwork):
         return network.eval().score(paths, batches)
-    through = network_through(network)
-
-    def score(z: Tensor, y: Tensor) -> tuple[float, int, int]:
-        with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
-            return count(network.block(network.tree.head), z, y)
-
-    return score_paths(network.tree, paths, batches, through, score)
+    through, head = network_through(network), network.block(network.tree.head)
+    counts: dict[str, list[Counts]] = {name: [] for name in paths}
+    for x, y in batches:
+        for name, z in path_states(network.tree, paths, x, through).items():
+            with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
+                counts[name].append(count(head, z, y))
+    return {name: Score.of(of_path) for name, of_path in counts.items()}
