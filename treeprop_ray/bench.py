@@ -23,47 +23,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 
 from treeprop_ray import cli, config
-from treeprop_ray.config import opt
-
-BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
-    "step": "step_local.run",
-    "span": "span.run",
-    "tt": "tt.run",
-    "tt_span": "tt_span.run",
-    "faults": "faults.run",
-    "snapshots": "faults.run_snapshots",
-    "pipeline": "pipeline.run",
-    "baselines": "baselines_mnist.run",
-    "accounting": "accounting.run",
-    "vit": "vit.run",
-    "gpt": "gpt.run",
-    "generate": "generate.run",
-    "plan": "plan.run",
-}
-
-
-@dataclass
-class BenchSettings:
-    """Settings of the bench command."""
-
-    bench: str = opt(
-        "step",
-        "which benchmark (the first word of the command)",
-        choices=list(BENCHMARKS),
-    )
-    engine: str = opt("local", "step, vit: one process or Ray actors", choices=["local", "ray"])
-    rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
-    steps: int = opt(20, "steps per timing", low=1)
-    depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
-    runs: str = opt("results/runs", "baselines: folder that holds the runs to read")
-    batch: int = opt(2, "gpt: windows in a batch", low=1)
-    length: int = opt(256, "gpt: tokens of a window", low=2, high=1024)
-    run: str = opt("", "generate: run folder of a language model")
-    out: str = opt("results", "folder for the table")
+from treeprop_ray.benchmarks.settings import BenchSettings
 
 
 def load(words: Sequence[str]) -> BenchSettings:
@@ -75,10 +38,7 @@ def load(words: Sequence[str]) -> BenchSettings:
 
 def run(settings: BenchSettings) -> None:
     """The bench command."""
-    name = BENCHMARKS[settings.bench]
-    if settings.bench == "step" and settings.engine == "ray":
-        name = "step_ray.run"
-    module, _, function = name.partition(".")
+    module, _, function = settings.function.partition(".")
     getattr(import_module(f"treeprop_ray.benchmarks.{module}"), function)(settings)
 
 

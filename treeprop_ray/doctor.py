@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 from treeprop_ray import cli, config
 from treeprop_ray.config import Settings, opt
@@ -47,40 +48,29 @@ def run(settings: DoctorSettings) -> int:
 
 def checked(settings: DoctorSettings) -> int:
     """Look at everything, print as it is found, and sum up."""
-    from treeprop_ray.checkup import FAIL, cluster, machine, report, worst
-    from treeprop_ray.data.hub import hub_reachable
+    from treeprop_ray.checkup import FAIL, cluster, machine, report, summary, worst
 
     findings = []
-    for part in (
-        lambda: machine.findings(machine.look(settings.out), settings.device),
-        lambda: machine.data_sets(settings.data.name, settings.data.root, hub_reachable()),
-        lambda: cluster.examine(settings),
-    ):
-        found = part()
-        findings += found
+    for finding in chain(machine.examine(settings), cluster.examine(settings)):
+        findings.append(finding)
         if not settings.json:
-            print("\n".join(map(str, found)), flush=True)
-    status = worst(findings)
-    if settings.json:
-        print(json.dumps(report(findings), indent=2))
-    else:
-        counts = {s: sum(f.status == s for f in findings) for s in ("ok", "warn", "fail")}
-        print(", ".join(f"{n} {s}" for s, n in counts.items()))
-    return cli.FAILED if status == FAIL else cli.DONE
+            print(finding, flush=True)
+    print(json.dumps(report(findings), indent=2) if settings.json else summary(findings))
+    return cli.FAILED if worst(findings) == FAIL else cli.DONE
 
 
 def simulated(settings: DoctorSettings) -> int:
     """Place the experiment on made-up machines."""
     from treeprop_ray.checkup import simulate
 
-    count, cpus, gpus = settings.nodes, settings.cpus, settings.gpus
-    placed = simulate.simulate(settings, count, cpus, gpus)
-    if settings.json:
+    s = settings
+    placed = simulate.simulate(s, s.nodes, s.cpus, s.gpus)
+    if s.json:
         print(json.dumps([asdict(p) for p in placed], indent=2))
     else:
-        each = f"{cpus} CPU + {gpus} GPU"
-        print(f"experiment={settings.experiment} on {count} made-up machines with {each} each")
-        print(simulate.table(placed, count))
+        each = f"{s.cpus} CPU + {s.gpus} GPU"
+        print(f"experiment={s.experiment} on {s.nodes} made-up machines with {each} each")
+        print(simulate.table(placed, s.nodes))
     return cli.DONE
 
 

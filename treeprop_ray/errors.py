@@ -1,4 +1,4 @@
-"""The one error type for mistakes that the user can mend; `cli.run` prints it on one line."""
+"""What ends a command with one line: bad input (exit code 2), failed runs (1); see `cli.main`."""
 
 import sys
 
@@ -15,11 +15,16 @@ class ActorLost(TrainingError):
     """An actor, its process or its machine died; the engine recovers from it."""
 
 
-def warn(text: str) -> None:
-    """A warning line that does not stop the run."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
 def first_line(error: BaseException) -> str:
     """The first line of an error's text."""
     return (str(error).strip().splitlines() or [repr(error)])[0]
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error; what would break the line (from a file or a value) is written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
+
+
+def warn(text: str) -> None:
+    """A warning line that does not stop the run."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 
 from treeprop_ray import config
-from treeprop_ray.checkup import FAIL, OK, WARN, Finding, cluster, machine, simulate, worst
+from treeprop_ray.checkup import (
+    FAIL,
+    OK,
+    WARN,
+    Finding,
+    cluster,
+    machine,
+    simulate,
+    transport,
+    worst,
+)
 from treeprop_ray.config import Data
 from treeprop_ray.engine import runtime
 from treeprop_ray.schedule.placement import Cluster
@@ -117,7 +127,7 @@ def test_each_fault_of_a_cluster_is_found() -> None:
         "3 actors"
         in cluster.placement(config.load(["experiment=digits_gru", "time.depth=2"]), gpus).found
     )
-    slow, thin = cluster.judge_transport({"a to b": (0.02, 1e9), "b to c": (0.001, 1e7)})
+    slow, thin = transport.judge_pairs({"a to b": (0.02, 1e9), "b to c": (0.001, 1e7)})
     assert slow.status == thin.status == WARN and "20.00 ms" in slow.found
     nan = float("nan")
     assert cluster.compare([1.0, 0.9, 0.8], [1.0, 0.9, 0.8], 1, "r").status == OK
@@ -126,8 +136,8 @@ def test_each_fault_of_a_cluster_is_found() -> None:
 
 
 def test_pairs_of_nodes_stay_few() -> None:
-    assert cluster.pairs_of(2) == [(0, 0), (0, 1), (1, 1)]
-    assert len(cluster.pairs_of(100)) == 100
+    assert transport.pairs_of(2) == [(0, 0), (0, 1), (1, 1)]
+    assert len(transport.pairs_of(100)) == 100
 
 
 def test_a_cluster_that_does_not_answer_fails_with_exit_code_1(command: Callable[..., Any]) -> None:
@@ -156,7 +166,7 @@ def local_ray() -> Iterator[None]:
 
 
 def test_doctor_examines_this_machine(command: Callable[..., Any], local_ray: None) -> None:
-    (silent,) = cluster.transport(patience=0.0)  # nobody can answer at once
+    (silent,) = transport.examine(patience=0.0)  # nobody can answer at once
     assert silent.status == FAIL and "timed out" in silent.found and "ray status" in silent.remedy
     result = command("doctor", "--json")
     told = json.loads(result.out)
@@ -184,3 +194,35 @@ def test_simulate_shows_where_ray_puts_the_actors(command: Callable[..., Any]) -
     assert sum(int(p.parameters.replace(",", "")) for p in placed) > 0
     text = simulate.table([replace(p, machine=1) for p in placed], 2)
     assert "idle: machine 2" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "holds"),
+    [
+        (
+            ["experiment=digits_gru", "time.depth=2", "time.sweeps=0", "time.shards=2"],
+            {
+                "boundary": "data, readout",
+                "depth-0-0": "cell of depth 0, nodes 1/2",
+                "depth-0-1": "cell of depth 0, nodes 2/2",
+                "depth-1": "cell of depth 1",
+            },
+        ),
+        (["method=bp", "hosts=2"], {"stage-0": "blocks 0..4", "stage-1": "blocks 4..8"}),
+        (["method=cff", "hosts=2"], {"stage-0": "blocks 0..4", "stage-1": "blocks 4..8"}),
+    ],
+    ids=["recurrent", "bp", "cff"],
+)
+def test_simulate_knows_every_method(words: list[str], holds: dict[str, str]) -> None:
+    """What the actors of a plan hold, and how many parameters; nothing is started."""
+    settings = config.load([*words, "engine=ray"])
+    plan = cluster.plan_for(settings, Cluster(((4.0, 0.0), (4.0, 0.0))))
+    told = simulate.held(settings, plan)
+    actors = [name.rpartition("/")[2] for name in plan.names]
+    assert {actor: text for actor, (text, _) in zip(actors, told, strict=True)} == holds
+
+
+def test_simulate_places_the_shards_of_a_time_tree(command: Callable[..., Any]) -> None:
+    result = command("doctor", "simulate", "experiment=digits_gru", "time.shards=2", "nodes=2")
+    assert result.code == 0 and not result.err
+    assert "boundary" in result.out and "cell of depth 0, nodes 2/2" in result.out

@@ -159,7 +159,8 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept(
 def test_a_chain_of_hosts_equals_one(hosts: int) -> None:
     """Two layers and the head of a ViT, cut at every border (4: the head alone), both stages."""
     from treeprop_ray.benchmarks import rehearsal
-    from treeprop_ray.benchmarks.step_ray import BASE, job_of
+    from treeprop_ray.benchmarks.random_data import random_images, random_job
+    from treeprop_ray.benchmarks.step_ray import BASE
     from treeprop_ray.engine.job import calls_of
     from treeprop_ray.schedule.placement import Cluster, plan
 
@@ -167,7 +168,7 @@ def test_a_chain_of_hosts_equals_one(hosts: int) -> None:
              "placement=packed", f"hosts={min(hosts, 3)}"]  # fmt: skip
     settings_ = config.load(words)
     job = replace(
-        job_of(settings_),
+        random_job(settings_, random_images()),
         optimizer=OptimizerRule(clip_each=True, clip=0.5, total_steps=4, second=(2, 0.1)),
     )
     results = []

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from treeprop_ray.benchmarks.rehearsal import account
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.step_ray import BASE
 from treeprop_ray.reporting.tables import markdown, write_table
 
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
-
-PAGE = Path("docs/baselines.md")
+PAGE = Path("docs/baselines.md")  # beside the folder of the results
 BEGIN, END = "<!-- bench accounting -->", "<!-- end -->"
 
 
@@ -45,8 +43,9 @@ def run(bench: BenchSettings) -> None:
     rows = [row for N in (8, 16) for row in rows_of(N)]
     table = write_table(bench.out, "bench_accounting", "What a step costs", rows, NOTES)
     print(table)
-    if put_into(PAGE, rows):
-        print(f"wrote the table to {PAGE}")
+    page = Path(bench.out).parent / PAGE
+    if put_into(page, rows):
+        print(f"wrote the table to {page}")
 
 
 def rows_of(N: int) -> list[dict[str, Any]]:

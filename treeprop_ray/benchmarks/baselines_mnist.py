@@ -6,14 +6,12 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeprop_ray import config
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.tables import markdown, write_table
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 HIDDEN, EPOCHS = 100, 10
 METHODS = {"bp": "BP", "cff": "CFF+M", "tree": "TreeProp"}

@@ -9,7 +9,7 @@ The longest path through all this is the step. Data-parallel backpropagation is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
@@ -20,9 +20,7 @@ from treeprop_ray.schedule.tree import one_step
 
 STATE_BYTES = 4  # of a number in a state: float32, also when the blocks compute in bf16
 TRAIN_BYTES = 16  # of a parameter: weight, gradient, two moments of Adam, float32
-GRAPH_BYTES = (
-    34  # per token and width that a Transformer block keeps for its backward (bf16, flash)
-)
+GRAPH_BYTES = 34  # per token and width that a block keeps for its backward (bf16, flash)
 
 
 @dataclass(frozen=True)
@@ -225,8 +223,3 @@ def replica_memory(net: Network, replicas: int) -> float:
 def best(options: Sequence[int], step: Callable[[int], Priced]) -> tuple[int, Priced]:
     """The number of micro-batches with the shortest step."""
     return min(((m, step(m)) for m in options), key=lambda pair: pair[1].seconds)
-
-
-def without(ray: Runtime) -> Runtime:
-    """The same, if Ray cost nothing."""
-    return replace(ray, hop=0.0, submit=0.0)

@@ -13,21 +13,19 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import torch
 
 from treeprop_ray import config, data
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.engine import local, runtime
 from treeprop_ray.engine import ray as distributed
 from treeprop_ray.engine.base import State
 from treeprop_ray.engine.ray import RayEngine
 from treeprop_ray.reporting.tables import write_table
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 WORDS = ["model.blocks=5", "model.hidden=32", "batch=64", "model.activation=tanh", "alpha=1",
          "beta=0.5", "sigma=0.05", "clip=0.5", "timeline_steps=0", "device=cpu"]  # fmt: skip

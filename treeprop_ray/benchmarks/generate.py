@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.errors import UserError
+from treeprop_ray.inference.decoding import Continuation, Sampler, decode, speculate
+from treeprop_ray.inference.language import open_language_model
 from treeprop_ray.reporting.tables import write_table
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
+from treeprop_ray.run.reading import run_settings
 
 PROMPT = "The following "
 AHEAD = (2, 4, 8)
@@ -21,10 +22,6 @@ AHEAD = (2, 4, 8)
 
 def run(bench: BenchSettings) -> None:
     """Every spine path drafts 2, 4 or 8 tokens for the full chain; greedy and sampled."""
-    from treeprop_ray.inference.decoding import Continuation, Sampler, decode, speculate
-    from treeprop_ray.inference.language import open_language_model
-    from treeprop_ray.run.reading import run_settings
-
     settings = run_settings(bench.run)
     if settings.method != "tree":
         raise UserError(f"run={bench.run}: method={settings.method} has no short paths to draft")

@@ -9,24 +9,18 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from treeprop_ray import config
-from treeprop_ray.config import Settings
-from treeprop_ray.data import Batches, DataSet, Split
+from treeprop_ray.benchmarks.random_data import random_job, random_text
+from treeprop_ray.benchmarks.settings import BenchSettings
+from treeprop_ray.engine import local
+from treeprop_ray.engine import ray as distributed
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.reporting.tables import write_table
 
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
-
 SAMPLE = 0.1  # seconds between two looks at the memory
-VOCABULARY = 50257
 BASE = ["experiment=wikitext103_d4", "precision=float32", "device=cpu", "timeline_steps=0"]
 CANDIDATES = {
     "BP, one process, 2 threads": ["method=bp", "threads=2"],
@@ -37,47 +31,13 @@ CANDIDATES = {
 }  # fmt: skip
 
 
-def random_text(settings: Settings) -> DataSet:
-    """Windows of random tokens: neither time nor memory depends on what the text says."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (4 * settings.batch, settings.data.length)
-    x, y = (torch.randint(0, VOCABULARY, shape, generator=generator) for _ in range(2))
-    split = Split(x, y)
-    return DataSet("random", split, split, split, VOCABULARY, Tensor.long, score_batch=1)
-
-
-def random_batches(settings: Settings) -> Batches:
-    """What the boundary trains on."""
-    return Batches(random_text(settings), settings.batch, settings.seed)
-
-
 def work(words: list[str], steps: int, answer: Any) -> None:
     """Some steps of one candidate, in a process of its own; the first one is not timed."""
-    from treeprop_ray.core.optim import OptimizerRule
-    from treeprop_ray.core.rule import Rule
-    from treeprop_ray.core.tree import Tree
-    from treeprop_ray.engine import local
-    from treeprop_ray.engine import ray as distributed
-    from treeprop_ray.engine.job import Job, parts_from_settings
-    from treeprop_ray.models import blueprint
-
     settings = config.load(words)
     data = random_text(settings)
     engine: Any
     if settings.engine == "ray":
-        plan = blueprint(settings, data)
-        job = Job(
-            tree=Tree(plan.N, settings.split),
-            rule=Rule.of(settings, plan.family, data.labels_per_sample),
-            optimizer=OptimizerRule.of(settings, 1000),
-            parts=partial(parts_from_settings, settings, data.shape),
-            batches=partial(random_batches, settings),
-            stem_trains=plan.stem_trains,
-            batch=settings.batch,
-            samples=len(data.train),
-            splits=data.batch_counts,
-        )
-        engine = distributed.launch(job, settings)
+        engine = distributed.launch(random_job(settings, data), settings)
     else:
         engine = local.build(settings, data, 1000)
     try:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed import pipelining
 from torch.nn import functional as F
 
 from treeprop_ray import config
 from treeprop_ray.benchmarks.memory import Meter, resident
-from treeprop_ray.benchmarks.step_ray import job_of
+from treeprop_ray.benchmarks.random_data import random_images, random_job
 from treeprop_ray.core.network import STEM, edge_name, named
 from treeprop_ray.core.optim import PartOptimizer
 from treeprop_ray.schedule.placement import stages
@@ -26,10 +27,7 @@ class Stage:
     """One process: a run of blocks, its optimizer, and the schedules over them."""
 
     def __init__(self, rank: int, processes: int, words: list[str], pieces: int) -> None:
-        from torch.distributed import pipelining
-
-        settings = config.load(words)
-        job = job_of(settings)
+        job = random_job(config.load(words), random_images())
         mine = stages(job.tree, processes)[rank]
         self.parts = job.parts([*([STEM] if rank == 0 else []), *mine])
         self.module = nn.Sequential(*self.parts.values())

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from treeprop_ray import config
 from treeprop_ray.benchmarks.peer import SCHEDULES, Peer
+from treeprop_ray.benchmarks.random_data import random_images
 from treeprop_ray.benchmarks.rehearsal import account
-from treeprop_ray.benchmarks.step_ray import BASE, PACKED, launch, random_images
+from treeprop_ray.benchmarks.settings import BenchSettings
+from treeprop_ray.benchmarks.step_ray import BASE, PACKED, launch
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.engine import local
 from treeprop_ray.engine.ray import RayEngine
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.reporting.tables import write_table
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 PIECES = 4
 CUT = f"microbatches={PIECES}"

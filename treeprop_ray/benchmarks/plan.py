@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeprop_ray.benchmarks.cost_model import (
     Device,
@@ -31,17 +31,16 @@ from treeprop_ray.benchmarks.cost_model import (
     tree_memory,
     tree_step,
 )
+from treeprop_ray.benchmarks.emulated import HOSTS
+from treeprop_ray.benchmarks.settings import BenchSettings
+from treeprop_ray.benchmarks.span import as_the_paper, chain_calls, tree_calls
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.tables import markdown, write_table
-from treeprop_ray.schedule.chain import one_chain_step
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import pack
 from treeprop_ray.schedule.tree import one_step
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 # Assumptions, not measurements: an A100 of 80 GB at 40 % of its bf16 peak; what links deliver.
 DEVICE, MEMORY = Device(), 80e9
@@ -55,7 +54,6 @@ FREE = Runtime()
 SIZES = {"GPT-2 large": 36, "64 blocks": 64, "256 blocks": 256, "1024 blocks": 1024}
 DEVICES = (8, 64, 512)
 TREE_PIECES, CHAIN_PIECES = (1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64)
-HOSTS = 4  # of bench span
 
 
 def run(bench: BenchSettings) -> None:
@@ -174,17 +172,8 @@ def line(what: str, predicted: float, measured: float) -> dict[str, Any]:
 
 def emulated(N: int, t: float, hop: float, chain: bool) -> float:
     """A step of `bench span`, which sleeps t for all nodes of a call at once."""
-
-    def cost(call: Call) -> float:
-        verbs = {op.verb for op in call.ops}
-        blocks = N // HOSTS if chain else 1
-        return t * blocks * len(verbs & {"lift", "backward", "ahead", "back"})
-
-    tree = Tree(N)
-    rule, layout = Rule(objective="node_all_ce"), replace(pack(tree, HOSTS), one_machine=True)
-    calls = (
-        one_chain_step(HOSTS, True) if chain else one_step(tree, rule, layout, True, gathered=False)
-    )
+    calls = chain_calls(HOSTS) if chain else tree_calls(N)
+    cost = partial(as_the_paper, t, N // HOSTS)
     return price(calls, HOSTS, cost, lambda _: 4.0, LINKS[-1], Runtime(hop, SUBMIT)).seconds
 
 

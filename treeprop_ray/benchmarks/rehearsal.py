@@ -13,14 +13,14 @@ from typing import Any
 
 from treeprop_ray import config
 from treeprop_ray.benchmarks.memory import Meter, resident
-from treeprop_ray.benchmarks.step_ray import job_of
+from treeprop_ray.benchmarks.random_data import random_images, random_job
 from treeprop_ray.config import Settings
 from treeprop_ray.core.network import count_parameters, named
 from treeprop_ray.core.rule import cut
 from treeprop_ray.engine import transport
 from treeprop_ray.engine.job import Job, calls_of, make_host, owners
 from treeprop_ray.schedule.ops import Call, Op
-from treeprop_ray.schedule.placement import Cluster, Plan, plan
+from treeprop_ray.schedule.placement import Cluster, Plan, plan, stages
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Account:
 def account(words: list[str], actors: int) -> Account:
     """Measure a step of the settings on so many actors."""
     settings = config.load([*words, "placement=packed", f"hosts={actors}", "threads=1"])
-    job = job_of(settings)
+    job = random_job(settings, random_images())
     made = plan(settings, job.tree, Cluster(((float(actors), 0.0),)), "account")
     hosts, calls = build(job, settings, made), calls_of(job, settings, made)
     deployed = {"stem", *(f"{l}-{r}" for l, r in job.tree.path_edges(job.tree.chain))}
@@ -110,8 +110,6 @@ class Units:
     """Counts block applications: a forward is 1, a backward is 1, on the whole batch."""
 
     def __init__(self, job: Job, settings: Settings, made: Plan) -> None:
-        from treeprop_ray.schedule.placement import stages
-
         self.job, self.method = job, settings.method
         pieces = cut(0, job.batch, settings.microbatches)
         self.shares = [len(piece.places) / job.batch for piece in pieces]

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
-
-import torch
 
 from treeprop_ray import config
+from treeprop_ray.benchmarks.random_data import MNIST, random_images
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.data import DataSet, Split
-from treeprop_ray.data.images import unit_scale
 from treeprop_ray.engine import local
 from treeprop_ray.reporting.tables import write_table
 from treeprop_ray.train import block_applications
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 BASE = ["experiment=mnist_d3", "model.hidden=500", "batch=64", "threads=1"]
 CANDIDATES = {
@@ -27,15 +21,9 @@ CANDIDATES = {
 }
 
 
-def random_images(n: int) -> DataSet:
-    """MNIST-shaped noise: timing needs no data set."""
-    split = Split(torch.randint(0, 256, (n, 1, 28, 28), dtype=torch.uint8), torch.arange(n) % 10)
-    return DataSet("random", split, split, split, 10, unit_scale)
-
-
 def run(bench: BenchSettings) -> None:
     """Sigmoid MLP, N = 8, hidden 500, batch 64."""
-    data = random_images(4096)
+    data = random_images(4096, MNIST)
     work, applications = {}, {}
     for name, words in CANDIDATES.items():
         settings = config.load([*BASE, *words])

@@ -6,31 +6,23 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import ray
 import torch
 
 from treeprop_ray import config
+from treeprop_ray.benchmarks.random_data import random_images, random_job
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.config import Settings
-from treeprop_ray.core.network import STEM
-from treeprop_ray.core.optim import OptimizerRule
-from treeprop_ray.core.rule import Rule, cut
-from treeprop_ray.core.tree import Tree
-from treeprop_ray.data import Batches, DataSet, Split
-from treeprop_ray.data.images import unit_scale
+from treeprop_ray.core.rule import cut
 from treeprop_ray.engine import local
 from treeprop_ray.engine import ray as distributed
 from treeprop_ray.engine.base import Span
-from treeprop_ray.engine.job import Job, parts_from_settings
 from treeprop_ray.engine.ray import RayEngine
-from treeprop_ray.models import blueprint
 from treeprop_ray.reporting.tables import write_table
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 BASE = ["experiment=cifar10_vit", "batch=32", "model.dropout=0", "data.augment=none", "device=cpu"]
 STEP = [*BASE, "clip=0"]  # a row of its own has the clipping of the experiment
@@ -38,40 +30,9 @@ APART = "2 processes apart, a step each"
 PACKED = ["engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.1"]
 
 
-def random_images(n: int = 256) -> DataSet:
-    """CIFAR-shaped noise: timing needs no data set."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    split = Split(x, torch.arange(n) % 10)
-    return DataSet("random", split, split, split, 10, unit_scale)
-
-
-def random_batches(settings: Settings) -> Batches:
-    """What the boundary actor trains on."""
-    return Batches(random_images(), settings.batch, settings.seed)
-
-
-def job_of(settings: Settings) -> Job:
-    """A job on random images."""
-    data = random_images()
-    plan = blueprint(settings, data)
-    stem = plan.build(STEM, settings.seed)
-    return Job(
-        tree=Tree(plan.N, settings.split),
-        rule=Rule.of(settings, plan.family),
-        optimizer=OptimizerRule.of(settings, 1000),
-        parts=partial(parts_from_settings, settings, data.shape),
-        batches=partial(random_batches, settings),
-        stem_trains=any(p.requires_grad for p in stem.parameters()),
-        batch=settings.batch,
-        samples=len(data.train),
-        splits=data.batch_counts,
-    )
-
-
 def launch(settings: Settings) -> RayEngine:
     """The Ray engine on random images."""
-    return distributed.launch(job_of(settings), settings)
+    return distributed.launch(random_job(settings, random_images()), settings)
 
 
 class Lone:
@@ -131,15 +92,11 @@ class Candidates:
 
     def add_lone(self, name: str, count: int = 2) -> None:
         """Processes that have nothing to do with each other: what the cores can do at best."""
-        import ray
-
         self.lone = [ray.remote(num_cpus=0.1)(Lone).remote() for _ in range(count)]
         self.work[name] = lambda: ray.get([a.train.remote(self.steps) for a in self.lone])
 
     def close(self) -> None:
         """End all actors."""
-        import ray
-
         for actor in self.lone:
             ray.kill(actor)
         for engine in reversed(list(self.engines.values())):
@@ -166,7 +123,6 @@ def between_steps(spans: Sequence[Span]) -> float:
 def hop_of(samples: int, hops: int = 20) -> float:
     """Seconds from the end of a call that makes the state of some samples to the start of another
     actor's call that takes it, with nothing else under way."""
-    import ray
 
     class Bare:
         def make(self) -> tuple[float, Any]:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from treeprop_ray import config
+from treeprop_ray.benchmarks.random_data import random_sequences
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.core.bptt import cell_by_cell
-from treeprop_ray.data import Batches, DataSet, Split
-from treeprop_ray.data.images import unit_scale
-from treeprop_ray.data.sequences import as_sequences
+from treeprop_ray.data import Batches
 from treeprop_ray.engine.base import Engine
 from treeprop_ray.reporting.tables import write_table
 from treeprop_ray.through_time import engine
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 REGIMES = [("latency", 64, 1), ("latency", 64, 8), ("compute", 128, 128)]  # name, hidden, batch
 SWEEPS = (0, 4)
@@ -35,15 +32,6 @@ class OneBatch(Batches):
 
     def __call__(self, step: int, view: int = 0) -> tuple[Tensor, Tensor]:
         return self.data.train.x, self.data.train.y
-
-
-def random_sequences(batch: int, D: int) -> DataSet:
-    """One batch of MNIST-shaped noise as 2**D symbols."""
-    x = torch.randint(0, 256, (batch, 1, 28, 28), dtype=torch.uint8)
-    split = Split(x, torch.arange(batch) % 10)
-    made = as_sequences(DataSet("random", split, split, split, 10, unit_scale), 2**D, False)
-    ready = Split(made.prepare(x), split.y)
-    return DataSet("random", ready, ready, ready, 10, lambda x: x)
 
 
 def steps_of(made: Engine, count: int) -> Callable[[], None]:
@@ -125,13 +113,9 @@ def run(bench: BenchSettings) -> None:
 
 def figure(rows: Sequence[dict[str, Any]], target: Path) -> None:
     """Speed-up over D: one panel per regime, a line per K and baseline."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     panels = list(dict.fromkeys((r["regime"], r["H"], r["batch"]) for r in rows))
-    fig, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
+    fig = Figure(figsize=(4.2 * len(panels), 3.6))
+    axes = fig.subplots(1, len(panels), squeeze=False)
     for ax, panel in zip(axes[0], panels, strict=True):
         mine = [r for r in rows if (r["regime"], r["H"], r["batch"]) == panel]
         for K, colour in zip(SWEEPS, ("C0", "C1"), strict=True):
@@ -148,4 +132,3 @@ def figure(rows: Sequence[dict[str, Any]], target: Path) -> None:
         ax.legend(fontsize=7)
     fig.tight_layout()
     fig.savefig(target, dpi=120)
-    plt.close(fig)

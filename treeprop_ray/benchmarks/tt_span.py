@@ -6,58 +6,42 @@ Real: driver, schedule, actors, futures, the order of calls.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from treeprop_ray.benchmarks.span import HOSTS, Emulation
-from treeprop_ray.config import RaySettings
-from treeprop_ray.core.rule import Piece
-from treeprop_ray.engine import runtime
-from treeprop_ray.engine.base import StepReport
+from treeprop_ray.benchmarks.emulated import HOSTS, Emulation
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.reporting.tables import markdown, write_table
 from treeprop_ray.schedule.chain import one_chain_step
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.time import BOUNDARY, one_time_step
 
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
-
 UNIT = 0.01  # seconds of a cell's call
 
 
-class EmulatedDepth:
-    """Sleeps instead of calling a cell."""
+def time_calls(D: int) -> list[Call]:
+    """A step of a time tree: the depths take turns on the actors beside the boundary's;
+    neighbours never share one."""
+    hosts = {BOUNDARY: BOUNDARY, **{d: 1 + d % (HOSTS - 1) for d in range(1, D + 1)}}
+    return [replace(call, host=hosts[call.host]) for call in one_time_step(D, 1)]
 
-    def __init__(self, sweeps: int, symbols: int) -> None:
-        self.sweeps, self.symbols = sweeps, symbols
 
-    def run(
-        self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]
-    ) -> dict[str, Tensor]:
-        """Left and right application, the sweeps of depth 0, and as many backwards."""
-        time.sleep(UNIT * sum(self._calls(op.verb, op.n) for op in call.ops))
-        return {name: torch.zeros(1) for name in call.outputs}
+def by_depth(sweeps: int, call: Call) -> float:
+    """Left and right application of a depth, the sweeps of depth 0, and as many backwards."""
 
-    def _calls(self, verb: str, d: int) -> int:
-        if self.symbols:  # backpropagation through time: one symbol after the other
-            return self.symbols if verb in ("ahead", "back") else 0
-        extra = self.sweeps if d == 0 else 0
+    def applications(verb: str, d: int) -> int:
+        extra = sweeps if d == 0 else 0
         if verb == "ahead":
             return 2 + max(0, extra - 1)  # the first sweep is what depth 0 computes anyway
         return 2 + min(1, extra) if verb == "back" else 0
 
-    def report(self, step: int, norms: bool) -> StepReport:
-        """Nothing to tell."""
-        return StepReport()
+    return UNIT * sum(applications(op.verb, op.n) for op in call.ops)
 
-    def apply(self, step: int, square_norms: Any) -> None:
-        """Nothing to update."""
+
+def by_symbol(symbols: int, call: Call) -> float:
+    """Backpropagation through time: one symbol after the other."""
+    return UNIT * symbols * sum(op.verb in ("ahead", "back") for op in call.ops)
 
 
 def span_of(D: int, sweeps: int) -> int:
@@ -67,14 +51,11 @@ def span_of(D: int, sweeps: int) -> int:
 
 def row_of(emulation: Emulation, D: int, sweeps: int) -> dict[str, Any]:
     """One line of the table."""
-    calls = [
-        # the depths take turns on the actors beside the boundary's; neighbours never share one
-        replace(c, host=BOUNDARY if c.host == BOUNDARY else 1 + c.host % (HOSTS - 1))
-        for c in one_time_step(D, 1)
-    ]
-    tree = emulation.seconds(calls, partial(EmulatedDepth, sweeps, 0), runs=3)
-    chain_calls = one_chain_step(HOSTS, True)
-    chain = emulation.seconds(chain_calls, partial(EmulatedDepth, 0, 2**D // HOSTS), runs=0)
+    emulation.play(time_calls(D), partial(by_depth, sweeps))
+    emulation.seconds()  # warm up
+    tree = emulation.seconds(steps=2, rounds=3)
+    emulation.play(one_chain_step(HOSTS, True), partial(by_symbol, 2**D // HOSTS))
+    chain = emulation.seconds()
     ideal = 2 * 2**D / span_of(D, sweeps)
     return {
         "D": D,
@@ -92,17 +73,11 @@ def row_of(emulation: Emulation, D: int, sweeps: int) -> dict[str, Any]:
 def run(bench: BenchSettings) -> None:
     """D = 2, 4, 6, 8 with and without sweeps."""
     rows = []
-    runtime.start(RaySettings())
-    emulation = Emulation()
-    try:
+    with Emulation() as emulation:
         for D in (2, 4, 6, 8):
             for sweeps in (0, 4):
                 rows.append(row_of(emulation, D, sweeps))
                 print(markdown(rows[-1:]).splitlines()[-1], flush=True)
-    finally:
-        if emulation.driver:
-            emulation.driver.close()
-        runtime.stop()
     notes = [
         f"**Emulated**: a call of a cell is a sleep of {1000 * UNIT:.0f} ms, for all nodes of a "
         "depth at once, as if there were devices enough. Real: driver, schedule, actors, futures. "

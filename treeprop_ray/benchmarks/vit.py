@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from treeprop_ray import config
+from treeprop_ray import config, data
+from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.reporting.tables import write_table
-
-if TYPE_CHECKING:
-    from treeprop_ray.bench import BenchSettings
 
 LOCAL = {"TreeProp, local, 1 thread": [], "BP, local, 1 thread": ["method=bp"]}
 RAY = {
@@ -30,7 +28,6 @@ NOTE = (
 
 def measure(words: list[str], steps: int) -> tuple[list[float], float, int]:
     """Seconds of each step but the first, the share of them spent on data, and the batch."""
-    from treeprop_ray import data
     from treeprop_ray.train import build_engine
 
     settings = config.load(["experiment=cifar10_vit", "device=cpu", "in_flight=1", *words])

@@ -34,6 +34,11 @@ def report(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"status": worst(findings), "findings": [asdict(f) for f in findings]}
 
 
+def summary(findings: Sequence[Finding]) -> str:
+    """How many there are of each kind."""
+    return ", ".join(f"{sum(f.status == s for f in findings)} {s}" for s in (OK, WARN, FAIL))
+
+
 def worst(findings: Sequence[Finding]) -> str:
     """fail if anything failed, else warn if anything is doubtful, else ok."""
     seen = {f.status for f in findings}

@@ -1,59 +1,44 @@
-"""The cluster: its nodes, the placement of an experiment, how fast tensors travel, three steps."""
+"""The cluster: its nodes, the placement of an experiment, three training steps."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from treeprop_ray import config
-from treeprop_ray.checkup import FAIL, OK, WARN, Finding, judge, size
+import torch
+
+from treeprop_ray import config, data
+from treeprop_ray.checkup import FAIL, OK, WARN, Finding, judge, transport
 from treeprop_ray.config import Settings
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.engine import local, runtime
+from treeprop_ray.engine import ray as distributed
+from treeprop_ray.errors import TrainingError, UserError, first_line
 from treeprop_ray.schedule.placement import Cluster, Plan, plan
-
-LATE = 0.01  # seconds of a call that is slow
-THIN = 100e6  # bytes per second that are few
-MB_SENT = 32
-MOST_PAIRS = 36  # of nodes; beyond that only pairs with the first node are measured
+from treeprop_ray.through_time.distributed import plan_time
 
 
-def examine(settings: Settings) -> list[Finding]:
+def examine(settings: Settings) -> Iterator[Finding]:
     """All findings that need a running Ray; starts one and stops it if no cluster is named."""
-    from treeprop_ray.engine import runtime
-
     try:
         owns = runtime.start(settings.ray)
     except Exception as e:  # whatever Ray says is the finding
         remedy = (
             "ray.address= names a running cluster, empty starts a local one; see RAY_ADDRESS too"
         )
-        return [Finding("cluster", FAIL, _first_line(e), remedy)]
+        yield Finding("cluster", FAIL, first_line(e), remedy)
+        return
     try:
         cluster = runtime.cluster()
-        return [
-            nodes(cluster, _gpu_torch()),
-            placement(settings, cluster),
-            *transport(),
-            training(settings),
-        ]
+        yield nodes(cluster, bool(torch.version.cuda))
+        yield placement(settings, cluster)
+        yield from transport.examine()
+        yield training(settings)
     finally:
         if owns:
             runtime.stop()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [repr(error)])[0]
-
-
-def _gpu_torch() -> bool:
-    import torch
-
-    return bool(torch.version.cuda)
 
 
 def nodes(cluster: Cluster, gpu_torch: bool) -> Finding:
@@ -70,8 +55,6 @@ def nodes(cluster: Cluster, gpu_torch: bool) -> Finding:
 def plan_for(settings: Settings, cluster: Cluster) -> Plan:
     """Where an experiment's actors would live."""
     if config.recurrent(settings):
-        from treeprop_ray.through_time.distributed import plan_time
-
         return plan_time(settings, cluster)
     return plan(settings, tree_of(settings), cluster, config.run_name(settings))
 
@@ -96,100 +79,6 @@ def placement(settings: Settings, cluster: Cluster) -> Finding:
     return Finding("placement", OK, f"{found}, {made.strategy}, device {made.device}")
 
 
-# -- how tensors travel ---------------------------------------------------------------------------
-
-
-class Probe:
-    """An actor that talks to another one. No torch: it starts in half a second."""
-
-    def echo(self, x: Any = None) -> int:
-        """Read a byte of every page, so that the data has really arrived."""
-        return 0 if x is None else int(x[::4096].sum())
-
-    def latency(self, other: Any, calls: int = 30) -> float:
-        """Median seconds of a call without data."""
-        import ray
-
-        return statistics.median(_timed(lambda: ray.get(other.echo.remote()), calls))
-
-    def bandwidth(self, other: Any, megabytes: int = MB_SENT) -> float:
-        """Bytes per second from here to the other one through the object store."""
-        import numpy as np
-        import ray
-
-        data = np.ones(megabytes * 1_000_000, dtype=np.uint8)
-        seconds = _timed(lambda: ray.get(other.echo.remote(ray.put(data))), 4)
-        return data.nbytes / statistics.median(seconds[1:])
-
-
-def _timed(work: Any, times: int) -> list[float]:
-    seconds = []
-    for _ in range(times):
-        began = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - began)
-    return seconds
-
-
-def pairs_of(count: int) -> list[tuple[int, int]]:
-    """Pairs of nodes to measure: each with itself and with the others, if they are not too many."""
-    pairs = list(itertools.combinations_with_replacement(range(count), 2))
-    return pairs if len(pairs) <= MOST_PAIRS else [(0, k) for k in range(count)]
-
-
-def measure(patience: float) -> dict[str, tuple[float, float]]:
-    """(seconds of a call, bytes per second) for pairs of nodes, by their addresses."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    found = [n for n in ray.nodes() if n["Alive"]]
-    make = ray.remote(num_cpus=0)(Probe)
-    where = [NodeAffinitySchedulingStrategy(n["NodeID"], soft=False) for n in found]
-    probes = [[make.options(scheduling_strategy=w).remote() for _ in range(2)] for w in where]
-    out = {}
-    try:
-        for i, j in pairs_of(len(found)):
-            here, there = probes[i][0], probes[j][1]
-            name = f"{found[i]['NodeManagerAddress']} to " + (
-                "itself" if i == j else found[j]["NodeManagerAddress"]
-            )
-            ray.get([here.echo.remote(), there.echo.remote()], timeout=patience)
-            asked = [here.latency.remote(there), here.bandwidth.remote(there)]
-            out[name] = tuple(ray.get(asked, timeout=patience))
-    finally:
-        for probe in itertools.chain(*probes):
-            ray.kill(probe)
-    return out
-
-
-def transport(patience: float = 60.0) -> list[Finding]:
-    """Measure all pairs; an actor that does not answer is a failure."""
-    from ray.exceptions import RayError
-
-    try:
-        return judge_transport(measure(patience))
-    except RayError as e:
-        remedy = (
-            "`ray status` and the logs of the node: can it start an actor, can the others reach it?"
-        )
-        return [Finding("transport", FAIL, _first_line(e), remedy)]
-
-
-def judge_transport(measured: Mapping[str, tuple[float, float]]) -> list[Finding]:
-    """A line for each pair of nodes."""
-    return [
-        judge(
-            "transport",
-            f"{pair}: call {1000 * seconds:.2f} ms, {size(rate)}/s",
-            fail=False,
-            warn=seconds > LATE or rate < THIN,
-            remedy="nodes of one zone and a placement group, or a busy machine; "
-            "larger blocks and batches make up for slow calls",
-        )
-        for pair, (seconds, rate) in measured.items()
-    ]
-
-
 # -- three steps ----------------------------------------------------------------------------------
 
 TINY = [
@@ -200,10 +89,6 @@ TINY = [
 
 def training(settings: Settings) -> Finding:
     """Three steps of a small network on two actors, against the same steps in one process."""
-    from treeprop_ray import data
-    from treeprop_ray.engine import local
-    from treeprop_ray.engine import ray as distributed
-
     words = [*TINY, f"device={settings.device}", f"transport={settings.transport}"]
     remedy = "run a train command with engine=local to see whether Ray is at fault"
     began = time.perf_counter()
@@ -219,7 +104,7 @@ def training(settings: Settings) -> Finding:
         finally:
             engines[1].close()
     except (TrainingError, UserError) as e:
-        return Finding("training", FAIL, _first_line(e), remedy)
+        return Finding("training", FAIL, first_line(e), remedy)
     return compare(losses[0], losses[1], time.perf_counter() - began, remedy)
 
 

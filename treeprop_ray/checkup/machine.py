@@ -10,14 +10,18 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from treeprop_ray.checkup import FAIL, OK, WARN, Finding, judge, size
+from treeprop_ray.config import Settings
+from treeprop_ray.data.hub import find_root, hub_reachable
+from treeprop_ray.errors import first_line
 
 REQUIRED = {"python": ">=3.10", "torch": ">=2.6", "torchvision": ">=0.21", "ray": ">=2.50"}
 AUTH_SINCE = ">=2.52"  # the first Ray with token authentication
@@ -96,16 +100,20 @@ def existing(folder: str) -> str:
     return str(next(p for p in (path, *path.parents) if p.exists()))
 
 
+def examine(settings: Settings) -> Iterator[Finding]:
+    """All findings that need no Ray."""
+    yield from findings(look(settings.out), settings.device)
+    yield from data_sets(settings.data.name, settings.data.root, hub_reachable())
+
+
 def look(out: str) -> Facts:
     """Gather the facts; `out` is where runs will be written."""
-    import torch
-
     try:
         import treeprop_ray.data.vision  # noqa: F401
 
         vision_error = ""
     except Exception as e:  # whatever goes wrong in there is the finding
-        vision_error = (str(e).splitlines() or [repr(e)])[0]
+        vision_error = first_line(e)
     shm = Path("/dev/shm")
     scratch = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
     folders = {f"out={out}": out, f"Ray's files in {scratch}": scratch}
@@ -150,14 +158,14 @@ def package(facts: Facts, name: str) -> Finding:
         return Finding(name, FAIL, f"{found}, needs {wanted}", how)
     if name != "torchvision":
         return Finding(name, OK, found)
-    torch, pair = facts.versions["torch"], facts.wants.get("torch", "")
-    if torch and torch not in SpecifierSet(pair, prereleases=True):
+    here, pair = facts.versions["torch"], facts.wants.get("torch", "")
+    if here and here not in SpecifierSet(pair, prereleases=True):
         remedy = f"pip install 'torch{pair}', or another torchvision; only data.augment needs it"
-        return Finding(name, WARN, f"{found} is made for torch{pair}, here is {torch}", remedy)
+        return Finding(name, WARN, f"{found} is made for torch{pair}, here is {here}", remedy)
     if facts.vision_error:
         remedy = "reinstall torch and torchvision together; until then data.augment=none"
         return Finding(name, WARN, f"{found} does not import: {facts.vision_error}", remedy)
-    return Finding(name, OK, f"{found}, fits torch {torch}")
+    return Finding(name, OK, f"{found}, fits torch {here}")
 
 
 def devices(facts: Facts, device: str) -> Finding:
@@ -228,8 +236,6 @@ def authentication(facts: Facts) -> Finding:
 
 def data_sets(name: str, root: str | None, reachable: bool) -> list[Finding]:
     """Which sets are here and where; the experiment's own must be within reach."""
-    from treeprop_ray.data.hub import find_root
-
     base = find_root(root)
     here = [n for n, repo in HUB_SETS.items() if base and (base / repo).is_dir()]
     found = ", ".join(f"{n} ({source})" for n, source in EMBEDDED.items())

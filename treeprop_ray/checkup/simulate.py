@@ -11,12 +11,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
 from treeprop_ray import config
 from treeprop_ray.checkup.cluster import plan_for, tree_of
 from treeprop_ray.config import Settings
+from treeprop_ray.core.network import STEM
 from treeprop_ray.core.tree import Tree
+from treeprop_ray.data import load
+from treeprop_ray.engine import runtime
+from treeprop_ray.engine.job import owners
 from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.models import blueprint
 from treeprop_ray.schedule.placement import Plan, stages
+from treeprop_ray.through_time.distributed import describe, windows_of
 
 GROUP_SECONDS = 60
 
@@ -35,9 +49,6 @@ class Placed:
 @contextmanager
 def machines(count: int, cpus: int, gpus: int) -> Iterator[dict[str, int]]:
     """Start `count` Ray nodes on this machine; gives the number of each by its Ray id."""
-    import ray
-    from ray.cluster_utils import Cluster
-
     if ray.is_initialized():
         raise UserError("doctor simulate: this process is joined to a Ray cluster already")
     key = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # else Ray takes 127.0.0.1 for a single machine
@@ -59,12 +70,6 @@ def machines(count: int, cpus: int, gpus: int) -> Iterator[dict[str, int]]:
 
 def bundles_to_machines(made: Plan, numbers: Mapping[str, int]) -> list[int]:
     """Reserve the plan's placement group as a run would, and see where its bundles land."""
-    from ray.util.placement_group import (
-        placement_group,
-        placement_group_table,
-        remove_placement_group,
-    )
-
     group = placement_group(made.bundles, strategy=made.strategy)
     try:
         if not group.wait(GROUP_SECONDS):
@@ -78,10 +83,8 @@ def bundles_to_machines(made: Plan, numbers: Mapping[str, int]) -> list[int]:
 def held(settings: Settings, made: Plan) -> list[tuple[str, str]]:
     """What each actor holds, and how many parameters that is ("?" if the data set is not here)."""
     if config.recurrent(settings):
-        depths = [f"cell of depth {d}" for d in range(settings.time.depth)]
-        return [("data, readout", "?"), *((text, "?") for text in depths)]
-    from treeprop_ray.engine.job import owners
-
+        cells = [describe(window) for window in windows_of(settings)]
+        return [(text, "?") for text in ["data, readout", *cells]]
     tree = tree_of(settings)
     is_tree = settings.method == "tree"
     owner = owners(tree, made, is_tree)
@@ -102,10 +105,6 @@ def held(settings: Settings, made: Plan) -> list[tuple[str, str]]:
 
 def _counts(settings: Settings, tree: Tree) -> dict[tuple[int, int], int]:
     """Parameters of every block; empty when the data's shape cannot be had."""
-    from treeprop_ray.core.network import STEM
-    from treeprop_ray.data import load
-    from treeprop_ray.models import blueprint
-
     try:
         made = blueprint(settings, load(settings).shape)
     except UserError:
@@ -115,8 +114,6 @@ def _counts(settings: Settings, tree: Tree) -> dict[tuple[int, int], int]:
 
 def simulate(settings: Settings, count: int, cpus: int, gpus: int) -> list[Placed]:
     """Where the actors of an experiment land on `count` made-up machines."""
-    from treeprop_ray.engine import runtime
-
     with machines(count, cpus, gpus) as numbers:
         made = plan_for(settings, runtime.cluster())
         landed = bundles_to_machines(made, numbers)

@@ -34,7 +34,7 @@ class TuneSettings:
     out: str = opt("results", "folder of table and figure")
     wandb: str = opt("", "Weights & Biases project to log to")
     mlflow: str = opt("", "MLflow tracking URI to log to")
-    ray: RaySettings = group(RaySettings, "the Ray cluster")
+    ray: RaySettings = group(RaySettings)
     overrides: Any = opt(None, "not a key: every other key=value goes to the base experiment")
     command: str = opt("", "not a key: how the sweep was called")
 

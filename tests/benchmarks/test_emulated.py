@@ -1,0 +1,69 @@
+"""Emulated devices: hosts sleep what their calls cost, and a step is as long as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+
+from treeprop_ray.benchmarks.emulated import HOSTS, EmulatedHost, Emulation, Price
+from treeprop_ray.benchmarks.span import Strict, as_the_paper, chain_calls, tree_calls
+from treeprop_ray.benchmarks.span_cff import layer_by_layer, layer_calls
+from treeprop_ray.benchmarks.tt_span import UNIT, by_depth, by_symbol, span_of, time_calls
+from treeprop_ray.core.rule import cut
+from treeprop_ray.core.tree import Tree
+from treeprop_ray.schedule.ops import Call
+
+PIECE = cut(0, 1, 1)[0]
+
+
+def step_of(calls: Sequence[Call], price_at: Callable[[Callable[[], float]], Price]) -> float:
+    """When the last host wakes up, if only sleeping takes time; a host's clock is its own time."""
+    awake, there = [0.0] * HOSTS, dict[str, float]()
+
+    def host_of(host: int) -> EmulatedHost:
+        def sleep(seconds: float) -> None:
+            awake[host] += seconds
+
+        return EmulatedHost(price_at(lambda: awake[host]), sleep)
+
+    hosts = [host_of(host) for host in range(HOSTS)]
+    for call in calls:
+        awake[call.host] = max([awake[call.host], *(there[name] for name in call.inputs)])
+        sent = hosts[call.host].run(call, PIECE, {})
+        assert list(sent) == call.outputs
+        there.update(dict.fromkeys(sent, awake[call.host]))
+    return max(awake)
+
+
+@pytest.mark.parametrize("N", [8, 16, 64])
+def test_waves_chains_and_layers_have_their_ideal_length(N: int) -> None:
+    depth = Tree(N).depth
+    assert step_of(tree_calls(N), lambda _: partial(as_the_paper, 1.0, 0)) == 2 * depth
+    assert step_of(tree_calls(N), lambda clock: Strict(1.0, clock)) == 2 * (depth + 1)
+    for stages in (HOSTS, N):
+        price = partial(as_the_paper, 1.0, N // stages)
+        assert step_of(chain_calls(stages), lambda _, price=price: price) == 2 * N
+    assert step_of(layer_calls(N), lambda _: partial(layer_by_layer, 1.0)) == N + 1
+
+
+@pytest.mark.parametrize("sweeps", [0, 1, 4])
+def test_a_time_tree_is_as_long_as_its_depths(sweeps: int) -> None:
+    for D in (2, 4, 6):
+        tree = step_of(time_calls(D), lambda _: partial(by_depth, sweeps))
+        assert tree == pytest.approx(UNIT * span_of(D, sweeps))
+    symbols = step_of(chain_calls(HOSTS), lambda _: partial(by_symbol, 16))
+    assert symbols == pytest.approx(UNIT * 2 * 16 * HOSTS)
+
+
+def test_the_same_actors_play_one_schedule_after_the_other() -> None:
+    with Emulation() as emulation:
+        driver = emulation.play(tree_calls(8), partial(as_the_paper, 0.0, 0))
+        assert emulation.seconds(steps=2, rounds=3) > 0
+        assert driver.calls_per_step == len(tree_calls(8)) + HOSTS
+        actors = list(driver.actors)
+        assert emulation.play(layer_calls(8), partial(layer_by_layer, 0.0)) is driver
+        assert emulation.seconds(steps=6, in_flight=HOSTS) > 0
+        assert driver.actors == actors and driver.calls_per_step == len(layer_calls(8)) + HOSTS
+    assert not driver.actors
