@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from treeprop_ray import data, engine, methods
-from treeprop_ray.config import Probe
+from treeprop_ray.config.nested import Probe
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
