@@ -158,10 +158,11 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept(
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_a_chain_of_hosts_equals_one(hosts: int) -> None:
     """Two layers and the head of a ViT, cut at every border (4: the head alone), both stages."""
+    from treeprop_ray.engine.job import calls_of
+
     from treeprop_ray.benchmarks import rehearsal
     from treeprop_ray.benchmarks.random_data import random_images, random_job
     from treeprop_ray.benchmarks.step_ray import BASE
-    from treeprop_ray.engine.job import calls_of
     from treeprop_ray.schedule.placement import Cluster, plan
 
     words = [*BASE, "method=cff", "model.hidden=12", "model.blocks=3", "batch=8", "clip=0.5",
