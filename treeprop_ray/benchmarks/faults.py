@@ -7,6 +7,7 @@ nobody disturbed. snapshots: the time of a step with and without recovery points
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -20,7 +21,7 @@ import torch
 
 from treeprop_ray import config, data
 from treeprop_ray.benchmarks.settings import BenchSettings
-from treeprop_ray.benchmarks.timing import in_turn, ratio
+from treeprop_ray.benchmarks.timing import in_turn, ratio, steps_of
 from treeprop_ray.engine import local, runtime
 from treeprop_ray.engine import ray as distributed
 from treeprop_ray.engine.base import State
@@ -100,7 +101,7 @@ def kill_run(name: str, words: list[str], kills: int) -> dict[str, Any]:
             if kills_now:
                 time.sleep(dice.uniform(0, step_seconds))
                 os.kill(victim, signal.SIGKILL)
-        found = engine.state()
+        state = engine.state()
         lost = time.perf_counter() - began - (total - QUIET) * step_seconds
         recoveries, replayed = engine.failures, engine.replayed
     finally:
@@ -113,7 +114,7 @@ def kill_run(name: str, words: list[str], kills: int) -> dict[str, Any]:
         "steps replayed": replayed,
         "seconds lost per kill": lost / kills,
         "ms per step, undisturbed": 1000 * step_seconds,
-        "weights equal": str(equal(found, undisturbed(total))).lower(),
+        "weights equal": str(equal(state, undisturbed(total))).lower(),
     }
 
 
@@ -133,11 +134,11 @@ def undisturbed(steps: int) -> State:
     return engine.state()
 
 
-def equal(found: State, expected: State) -> bool:
+def equal(state: State, expected: State) -> bool:
     """Whether weights and optimizer state are the same, bit for bit."""
     return all(
         mine.keys() == theirs.keys() and all(torch.equal(mine[k], v) for k, v in theirs.items())
-        for mine, theirs in zip(found, expected, strict=True)
+        for mine, theirs in zip(state, expected, strict=True)
     )
 
 
@@ -147,14 +148,13 @@ def snapshot_cost(name: str, words: list[str], rounds: int) -> dict[str, Any]:
     place = ["placement=packed", "hosts=2", "timeline_steps=0"]
     settings = config.load([*words, *RAY, *place])
     engine = distributed.build(settings, data.load(settings), 10**6)
-    clock = iter(range(every // 2, 10**6))  # so that a point falls into the middle of a timing
+    # from half of `every` on, so that a point falls into the middle of a timing
+    work = steps_of(engine, every, itertools.count(every // 2))
 
     def steps(snapshot_every: int) -> Callable[[], None]:
         def go() -> None:
             engine.settings.snapshot_every = snapshot_every
-            for _ in range(every):
-                engine.step(next(clock), report=False)
-            engine.reports()
+            work()
 
         return go
 

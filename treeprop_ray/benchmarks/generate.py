@@ -31,7 +31,7 @@ def run(bench: BenchSettings) -> None:
     (prompt,) = tokenizer.encode([PROMPT])
     chain, count = decoder("full"), 10 * bench.steps
     work: dict[str, Callable[[], None]] = {}
-    found: dict[str, Continuation] = {}
+    texts: dict[str, Continuation] = {}
     labels: dict[str, tuple[str, str, str]] = {}
 
     def candidate(kind: str, temperature: float, draft: str, ahead: int) -> None:
@@ -40,9 +40,9 @@ def run(bench: BenchSettings) -> None:
 
         def go() -> None:
             if short is None:
-                found[name] = decode(chain, prompt, count, sampler, 1)
+                texts[name] = decode(chain, prompt, count, sampler, 1)
             else:
-                found[name] = speculate(chain, short, prompt, count, ahead, sampler, 1)
+                texts[name] = speculate(chain, short, prompt, count, ahead, sampler, 1)
 
         name = f"{kind} {draft} {ahead}"
         work[name], labels[name] = go, (kind, draft or "-", str(ahead) if draft else "-")
@@ -55,7 +55,7 @@ def run(bench: BenchSettings) -> None:
     seconds = in_turn(work, bench.rounds)
     rows: list[dict[str, Any]] = []
     for name, (kind, draft, drafted) in labels.items():
-        plain, c = f"{kind}  0", found[name]
+        plain, c = f"{kind}  0", texts[name]
         rows.append(
             {
                 "decoding": kind,
@@ -65,7 +65,7 @@ def run(bench: BenchSettings) -> None:
                 "speed-up over plain": 1 / ratio(seconds, name, plain),
                 "drafts accepted (%)": 100 * c.accepted / c.drafted if c.drafted else "-",
                 "same tokens as plain": (
-                    "-" if kind != "greedy" else "yes" if c.tokens == found[plain].tokens else "no"
+                    "-" if kind != "greedy" else "yes" if c.tokens == texts[plain].tokens else "no"
                 ),
             }
         )

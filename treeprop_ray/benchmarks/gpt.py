@@ -67,10 +67,10 @@ def family_of(root: int) -> list[int]:
         except OSError:  # has ended meanwhile
             continue
         parent[int(folder.name)] = int(text.rpartition(")")[2].split()[1])
-    found = [root]
-    for pid in found:
-        found += [child for child, of in parent.items() if of == pid]
-    return found
+    family = [root]
+    for pid in family:
+        family += [child for child, of in parent.items() if of == pid]
+    return family
 
 
 def memory_of(root: int) -> int:
@@ -92,17 +92,17 @@ def measure(target: Callable[..., None], *args: Any) -> tuple[int, Any]:
     process = context.Process(target=target, args=(*args, answer))
     process.start()
     assert process.pid is not None
-    peak, found = 0, None
+    peak, told = 0, None
     while process.is_alive():
         peak = max(peak, memory_of(process.pid))
-        if found is None and not answer.empty():
-            found = answer.get()
+        if not answer.empty():
+            told = answer.get()
         process.join(SAMPLE)
-    if found is None and not answer.empty():
-        found = answer.get()
-    if found is None:
+    if not answer.empty():
+        told = answer.get()
+    if told is None:
         raise TrainingError(f"a candidate of bench gpt ended with exit code {process.exitcode}")
-    return peak, found
+    return peak, told
 
 
 def run(bench: BenchSettings) -> None:

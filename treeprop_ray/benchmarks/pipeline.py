@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from treeprop_ray.benchmarks.random_data import random_images
 from treeprop_ray.benchmarks.rehearsal import account
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.step_ray import BASE, PACKED, launch
-from treeprop_ray.benchmarks.timing import in_turn, ratio
+from treeprop_ray.benchmarks.timing import in_turn, ratio, steps_of
 from treeprop_ray.engine import local
 from treeprop_ray.engine.ray import RayEngine
 from treeprop_ray.errors import TrainingError
@@ -36,37 +37,25 @@ def run(bench: BenchSettings) -> None:
     """ViT blocks of width 240, N = 8, batch 32, two processes with one thread each."""
     steps = max(2, bench.steps // 8)
     torch.set_num_threads(1)
-    clock = iter(range(1_000_000))
+    clock = itertools.count()
     alone = local.build(config.load([*COMMON, "method=bp"]), random_images(), 1000)
     peer = Peer([*COMMON, "method=bp", CUT], PIECES)
     engines: dict[str, RayEngine] = {}
     try:
         check_same(alone, peer)
 
-        def one_process() -> None:
-            for _ in range(steps):
-                alone.step(next(clock), report=False)
-
         def peers(name: str) -> Callable[[], None]:
             def go() -> None:
-                for _ in range(steps):
-                    peer.ask("step", name, next(clock))
+                for step in itertools.islice(clock, steps):
+                    peer.ask("step", name, step)
 
             return go
 
-        def actors(engine: RayEngine) -> Callable[[], None]:
-            def go() -> None:
-                for _ in range(steps):
-                    engine.step(next(clock), report=False)
-                engine.reports()
-
-            return go
-
-        work: dict[str, Callable[[], None]] = {ONE: one_process}
+        work: dict[str, Callable[[], None]] = {ONE: steps_of(alone, steps, clock)}
         work.update({f"torch {name}": peers(name) for name in SCHEDULES})
         for name, words in OURS.items():
             engines[name] = launch(config.load([*COMMON, *PACKED, "cpus_per_actor=0.2", *words]))
-            work[name] = actors(engines[name])
+            work[name] = steps_of(engines[name], steps, clock)
         seconds = in_turn(work, bench.rounds)
         peaks = {f"torch {name}": max(peer.ask("peak", name, next(clock))) for name in SCHEDULES}
     finally:

@@ -15,7 +15,7 @@ import torch
 from treeprop_ray import config
 from treeprop_ray.benchmarks.random_data import random_images, random_job
 from treeprop_ray.benchmarks.settings import BenchSettings
-from treeprop_ray.benchmarks.timing import in_turn, ratio
+from treeprop_ray.benchmarks.timing import in_turn, ratio, steps_of
 from treeprop_ray.config import Settings
 from treeprop_ray.core.rule import cut
 from treeprop_ray.engine import local
@@ -52,7 +52,7 @@ class Candidates:
     """What is timed: functions that do `steps` steps, and what the actors tell about them."""
 
     def __init__(self, steps: int) -> None:
-        self.steps, self.clock = steps, iter(range(1_000_000))
+        self.steps, self.clock = steps, itertools.count()
         self.work: dict[str, Callable[[], None]] = {}
         self.engines: dict[str, RayEngine] = {}
         self.busiest: dict[str, list[float]] = {}  # seconds of compute per step
@@ -63,25 +63,24 @@ class Candidates:
     def add_local(self, name: str, words: list[str], threads: int) -> None:
         """In this process."""
         engine = local.build(config.load([*STEP, *words]), random_images(), 1000)
+        steps = steps_of(engine, self.steps, self.clock)
 
         def go() -> None:
             torch.set_num_threads(threads)
-            for _ in range(self.steps):
-                engine.step(next(self.clock), report=False)
+            steps()
 
         self.work[name] = go
 
     def add_ray(self, name: str, words: list[str]) -> None:
         """On two packed hosts."""
         engine = self.engines[name] = launch(config.load([*STEP, *PACKED, *words]))
+        steps = steps_of(engine, self.steps, self.clock)
         self.busiest[name], self.idle[name], self.ends[name] = [], [], []
 
         def go() -> None:
             engine.usage()
             began = time.perf_counter()
-            for _ in range(self.steps):
-                engine.step(next(self.clock), report=False)
-            engine.reports()
+            steps()
             wall = time.perf_counter() - began
             busiest, _, spans = max(engine.usage(), key=lambda told: told[0])
             self.busiest[name].append(busiest / self.steps)
@@ -111,13 +110,13 @@ class Candidates:
 
 def between_steps(spans: Sequence[Span]) -> float:
     """Seconds that an actor is idle from its last call of a step to its first of the next."""
-    found = []
+    idle = []
     for a, b in itertools.pairwise(spans):
         if a.step != b.step:
             ends = [s for s in spans if s.step == a.step and s.phase in ("report", "update")]
             last = max(s.end for s in spans if s.step == a.step and s not in ends)
-            found.append(b.begin - last - sum(s.end - s.begin for s in ends))
-    return statistics.median(found)
+            idle.append(b.begin - last - sum(s.end - s.begin for s in ends))
+    return statistics.median(idle)
 
 
 def hop_of(samples: int, hops: int = 20) -> float:

@@ -65,18 +65,22 @@ def tree_of(settings: Settings) -> Tree:
     return Tree(model.blocks + (0 if model.output_block else 1), settings.split)
 
 
+def reserves(plan: Plan) -> str:
+    """What each actor of a plan takes."""
+    return f"{plan.cpus:g} CPU" + (f" + {plan.gpus:g} GPU" if plan.gpus else "")
+
+
 def placement(settings: Settings, cluster: Cluster) -> Finding:
     """What the experiment would get."""
     name = settings.experiment
     try:
-        made = plan_for(settings, cluster)
+        plan = plan_for(settings, cluster)
     except UserError as e:
         return Finding("placement", FAIL, f"experiment={name}: {e}", "lower hosts, or add nodes")
-    each = f"{made.cpus:g} CPU" + (f" + {made.gpus:g} GPU" if made.gpus else "")
-    kind = made.names[-1].rpartition("/")[2].rpartition("-")[0] or "boundary"
-    many = "" if len(made.names) == 1 else "s"
-    found = f"experiment={name}: {len(made.names)} actor{many} ({kind}) with {each} each"
-    return Finding("placement", OK, f"{found}, {made.strategy}, device {made.device}")
+    kind = plan.names[-1].rpartition("/")[2].rpartition("-")[0] or "boundary"
+    many = "" if len(plan.names) == 1 else "s"
+    found = f"experiment={name}: {len(plan.names)} actor{many} ({kind}) with {reserves(plan)} each"
+    return Finding("placement", OK, f"{found}, {plan.strategy}, device {plan.device}")
 
 
 # -- three steps ----------------------------------------------------------------------------------
@@ -110,12 +114,12 @@ def training(settings: Settings) -> Finding:
 
 def three_steps(engine: Any) -> list[float]:
     """The sum of all loss terms after each of three steps."""
-    found = []
+    losses = []
     for step in range(3):
         engine.step(step, report=True)
         terms = [t for r in engine.reports() for t in r.losses.values()]
-        found.append(math.fsum(value for term in terms for value in term.values()))
-    return found
+        losses.append(math.fsum(value for term in terms for value in term.values()))
+    return losses
 
 
 def compare(

@@ -20,7 +20,7 @@ from ray.util.placement_group import (
 )
 
 from treeprop_ray import config
-from treeprop_ray.checkup.cluster import plan_for, tree_of
+from treeprop_ray.checkup.cluster import plan_for, reserves, tree_of
 from treeprop_ray.config import Settings
 from treeprop_ray.core.network import STEM
 from treeprop_ray.core.tree import Tree
@@ -56,9 +56,9 @@ def machines(count: int, cpus: int, gpus: int) -> Iterator[dict[str, int]]:
     os.environ[key] = "1"
     cluster = Cluster()
     try:
-        made = [cluster.add_node(num_cpus=cpus, num_gpus=gpus) for _ in range(count)]
+        nodes = [cluster.add_node(num_cpus=cpus, num_gpus=gpus) for _ in range(count)]
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        yield {node.node_id: number for number, node in enumerate(made, 1)}
+        yield {node.node_id: number for number, node in enumerate(nodes, 1)}
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -68,35 +68,35 @@ def machines(count: int, cpus: int, gpus: int) -> Iterator[dict[str, int]]:
             os.environ[key] = before
 
 
-def bundles_to_machines(made: Plan, numbers: Mapping[str, int]) -> list[int]:
+def bundles_to_machines(plan: Plan, numbers: Mapping[str, int]) -> list[int]:
     """Reserve the plan's placement group as a run would, and see where its bundles land."""
-    group = placement_group(made.bundles, strategy=made.strategy)
+    group = placement_group(plan.bundles, strategy=plan.strategy)
     try:
         if not group.wait(GROUP_SECONDS):
-            raise TrainingError(f"Ray did not place {len(made.names)} bundles of {made.bundles[0]}")
+            raise TrainingError(f"Ray did not place {len(plan.names)} bundles of {plan.bundles[0]}")
         landed = placement_group_table(group)["bundles_to_node_id"]
-        return [numbers[landed[k]] for k in range(len(made.names))]
+        return [numbers[landed[k]] for k in range(len(plan.names))]
     finally:
         remove_placement_group(group)
 
 
-def held(settings: Settings, made: Plan) -> list[tuple[str, str]]:
+def held(settings: Settings, plan: Plan) -> list[tuple[str, str]]:
     """What each actor holds, and how many parameters that is ("?" if the data set is not here)."""
     if config.recurrent(settings):
         cells = [describe(window) for window in windows_of(settings)]
         return [(text, "?") for text in ["data, readout", *cells]]
     tree = tree_of(settings)
     is_tree = settings.method == "tree"
-    owner = owners(tree, made, is_tree)
+    owner = owners(tree, plan, is_tree)
     counts = _counts(settings, tree)
     out = []
-    for host in range(len(made.names)):
+    for host in range(len(plan.names)):
         if is_tree:
-            ns = [str(n) for n, h in made.layout.host_of.items() if h == host]
-            ends = ["stem", "head"] if host == made.layout.boundary else []
+            ns = [str(n) for n, h in plan.layout.host_of.items() if h == host]
+            ends = ["stem", "head"] if host == plan.layout.boundary else []
             text = ", ".join([*ends, *([f"node {' '.join(ns)}"] if ns else [])])
         else:
-            cut = stages(tree, len(made.names))[host]
+            cut = stages(tree, len(plan.names))[host]
             text = f"blocks {cut[0][0]}..{cut[-1][1]}"
         mine = [edge for edge, h in owner.items() if h == host]
         out.append((text, f"{sum(counts[e] for e in mine):,}" if counts else "?"))
@@ -106,21 +106,20 @@ def held(settings: Settings, made: Plan) -> list[tuple[str, str]]:
 def _counts(settings: Settings, tree: Tree) -> dict[tuple[int, int], int]:
     """Parameters of every block; empty when the data's shape cannot be had."""
     try:
-        made = blueprint(settings, load(settings).shape)
+        network = blueprint(settings, load(settings).shape)
     except UserError:
         return {}
-    return {edge: made.count_parameters(edge) for edge in (STEM, *tree.blocks)}
+    return {edge: network.count_parameters(edge) for edge in (STEM, *tree.blocks)}
 
 
 def simulate(settings: Settings, count: int, cpus: int, gpus: int) -> list[Placed]:
-    """Where the actors of an experiment land on `count` made-up machines."""
+    """Where the actors of an experiment land on `count` plan-up machines."""
     with machines(count, cpus, gpus) as numbers:
-        made = plan_for(settings, runtime.cluster())
-        landed = bundles_to_machines(made, numbers)
-    each = f"{made.cpus:g} CPU" + (f" + {made.gpus:g} GPU" if made.gpus else "")
-    rows = zip(landed, made.names, held(settings, made), strict=True)
+        plan = plan_for(settings, runtime.cluster())
+        landed = bundles_to_machines(plan, numbers)
+    rows = zip(landed, plan.names, held(settings, plan), strict=True)
     return [
-        Placed(machine, name.rpartition("/")[2], text, parameters, each)
+        Placed(machine, name.rpartition("/")[2], text, parameters, reserves(plan))
         for machine, name, (text, parameters) in rows
     ]
 
