@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treeprop_ray.config import describe, to_yaml
-from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.errors import TrainingError, UserError, one_line
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
 
@@ -62,18 +62,16 @@ def main(
         return DONE
 
 
-def one_line(error: Exception) -> str:
-    """The text of an error; what would break the line (from a file or a value) is written out."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
-
-
 def help_text(doc: str, schema: type) -> str:
-    """The command's docstring and a table of its keys."""
-    rows = describe(schema)
-    key_width = max(len(key) for key, _, _ in rows)
-    value_width = max(len(value) for _, value, _ in rows)
-    lines = [f"  {key:<{key_width}}  {value:<{value_width}}  {text}" for key, value, text in rows]
-    return "\n".join([doc.strip(), "", "Keys, defaults and meaning:", *lines])
+    """The command's docstring and a table of its keys, group by group."""
+    groups = describe(schema)
+    key_width = max(len(key) for _, rows in groups for key, _, _ in rows)
+    value_width = max(len(value) for _, rows in groups for _, value, _ in rows)
+    lines = [doc.strip(), "", "Keys, defaults and meaning:"]
+    for title, rows in groups:
+        lines += ["", title]
+        lines += [f"  {k:<{key_width}}  {v:<{value_width}}  {text}" for k, v, text in rows]
+    return "\n".join(lines)
 
 
 def quiet() -> None:

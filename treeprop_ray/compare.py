@@ -8,19 +8,13 @@ folder <to>/, so that the table does not depend on the run folders.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from treeprop_ray import cli, config
-from treeprop_ray.config import RESUMABLE, opt
+from treeprop_ray.config import opt
 from treeprop_ray.errors import UserError
-
-# said in a column of its own, or about where and how a run was made
-SAID = {"method"} | (RESUMABLE - {"epochs", "steps"})
 
 
 @dataclass
@@ -46,94 +40,11 @@ def load(words: Sequence[str]) -> CompareSettings:
     return settings
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A finished run."""
-
-    folder: Path
-    settings: dict[str, Any]
-    summary: dict[str, Any]
-
-    @classmethod
-    def read(cls, folder: str) -> Finished:
-        """Settings and summary of a run folder."""
-        from treeprop_ray.run.reading import run_settings
-
-        found = run_settings(folder)
-        path = Path(folder) / "summary.json"
-        if not path.is_file():
-            raise UserError(f"runs={folder}: the run is not finished (no summary.json)")
-        values = {key: value for key, _, value in config.walk(found)}
-        return cls(Path(folder), values, json.loads(path.read_text()))
-
-    def differences(self) -> str:
-        """The settings in which the run differs from its experiment."""
-        base = config.load([f"experiment={self.settings['experiment']}"])
-        plain = {key: value for key, _, value in config.walk(base)}
-        changed = {k: v for k, v in self.settings.items() if v != plain[k] and k not in SAID}
-        return " ".join(f"{k}={str(v).lower()}" for k, v in changed.items())
-
-    def command(self) -> str:
-        """A command that gives this run's settings today, whatever the experiment said then."""
-        words = [f"experiment={self.settings['experiment']}"]
-        if self.settings["method"] != "tree":
-            words.append(f"method={self.settings['method']}")
-        return " ".join(["python -m treeprop_ray.train", *words, self.differences()]).strip()
-
-
-def row_of(run: Finished, split: str) -> dict[str, Any]:
-    """One line of the table."""
-    s = run.summary
-    scores = {
-        path: score["perplexity"] if "perplexity" in score else 100 * score["accuracy"]
-        for path, score in s["final"][split].items()
-    }
-    short = [f"{path} {value:.2f}" for path, value in scores.items() if path != "full"]
-    return {
-        "experiment": run.settings["experiment"],
-        "method": {"tree": "TreeProp", "bp": "BP"}.get(s["method"], s["method"]),
-        "other settings": run.differences() or "-",
-        "epochs": f"{s['epochs']:g}",
-        "parameters": f"{s['parameters_deployed']:,}",
-        "full chain": f"{scores['full']:.2f}",
-        "short paths": ", ".join(short) or "-",
-        "minutes": f"{s['wall_seconds'] / 60:.1f}",
-    }
-
-
 def run(settings: CompareSettings) -> None:
     """The compare command."""
-    from treeprop_ray.reporting.tables import markdown
+    from treeprop_ray.reporting.comparison import write
 
-    runs = [Finished.read(folder) for folder in settings.runs]
-    names = [r.summary["name"] for r in runs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"runs={twice[0]}: given twice")
-    split = settings.split
-    texts = ["perplexity" in r.summary["final"][split]["full"] for r in runs]
-    kind = "perplexity, lower is better" if all(texts) else "accuracy in %"
-    kind = kind if all(texts) or not any(texts) else "perplexity of text, accuracy in % of others"
-    table = markdown([row_of(r, split) for r in runs])
-    folder, page = Path(settings.to), Path(f"{settings.to}.md")
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [
-        f"# {settings.title}", "", *([settings.note, ""] if settings.note else []),
-        f"Score on the {split} split ({kind}) after the last step. Minutes are wall time of "
-        "training and evaluation on a machine that did other work as well.", "", table, "",
-        "Commands, in the order of the table:", "", "```",
-        *(r.command() for r in runs), "```", "",
-        "Each run's own summary with versions and hardware:", "",
-    ]  # fmt: skip
-    for r, name in zip(runs, names, strict=True):
-        copy = {**r.summary, "command": r.command()}
-        (folder / f"{name}.json").write_text(json.dumps(copy, indent=2) + "\n")
-        about, hardware = r.summary, r.summary["hardware"]
-        lines.append(
-            f"- [{name}]({folder.name}/{name}.json): commit {about['commit']}, {about['date']}, "
-            f"{hardware['cpu']}, seed {about['seed']}"
-        )
-    page.write_text("\n".join(lines) + "\n")
-    print(f"{table}\nwrote {page}")
+    print(write(settings.runs, settings.to, settings.title, settings.note, settings.split))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,21 +10,15 @@ text. Both are timed one after the other, and the acceptance rate of the drafts 
 
 from __future__ import annotations
 
+import json
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeprop_ray import cli, config
 from treeprop_ray.config import opt
 from treeprop_ray.errors import UserError
-
-if TYPE_CHECKING:
-    from treeprop_ray.data.text import Tokenizer
-    from treeprop_ray.inference.decoding import Continuation, Decoder
-
-WARM_UP = 8  # tokens decoded before the clock starts
 
 
 @dataclass
@@ -46,55 +40,21 @@ class GenerateSettings:
 
 def load(words: Sequence[str]) -> GenerateSettings:
     """Settings from command-line words; text is taken as it stands, not as YAML."""
-    words = [w if not w.startswith("prompt=") else f"prompt={_quoted(w[7:])}" for w in words]
+    words = [
+        f"prompt={json.dumps(w[7:], ensure_ascii=False)}" if w.startswith("prompt=") else w
+        for w in words
+    ]
     settings: GenerateSettings = config.merge(GenerateSettings, ("", config.parse_overrides(words)))
     if not settings.prompt:
         raise UserError("prompt= : at least one character")
     return settings
 
 
-def _quoted(text: str) -> str:
-    import json
-
-    return json.dumps(text, ensure_ascii=False)
-
-
-def open_language_model(
-    run: str, checkpoint: str, data_root: str | None
-) -> tuple[Callable[[str], Decoder], Tokenizer, list[str]]:
-    """(makes the decoder of a path given as text, tokenizer, names of paths) of a run."""
-    from treeprop_ray.core.network import TreeNetwork
-    from treeprop_ray.data.text import shape_of, tokenizer_of
-    from treeprop_ray.inference.decoding import Decoder
-    from treeprop_ray.run.reading import load_network, parse_path, pick_checkpoint, run_settings
-    from treeprop_ray.train import outline_of
-
-    settings = run_settings(run)
-    if settings.model.name != "gpt":
-        raise UserError(f"run={run}: model.name={settings.model.name} is no language model")
-    settings.data.root = data_root or settings.data.root
-    network = load_network(settings, shape_of(settings.data), pick_checkpoint(run, checkpoint))
-    assert isinstance(network, TreeNetwork)
-    outline = outline_of(settings, network.tree)
-
-    def decoder(path: str) -> Decoder:
-        return Decoder(network.path(parse_path(path, outline, settings.method)))
-
-    return decoder, tokenizer_of(settings.data), list(outline.paths)
-
-
-def timed(work: Callable[[int], Continuation], tokens: int) -> tuple[Continuation, float]:
-    """The continuation and tokens per second, after a warm-up."""
-    work(min(WARM_UP, tokens))
-    began = time.perf_counter()
-    found = work(tokens)
-    return found, tokens / (time.perf_counter() - began)
-
-
 def run(settings: GenerateSettings) -> None:
     """The generate command."""
     from treeprop_ray.inference.decoding import Sampler, decode, speculate
-    from treeprop_ray.run.reading import as_path_text
+    from treeprop_ray.inference.language import open_language_model, timed
+    from treeprop_ray.inference.paths import as_path_text
 
     s = settings
     decoder, tokenizer, _ = open_language_model(s.run, s.checkpoint, s.data_root)
@@ -104,17 +64,17 @@ def run(settings: GenerateSettings) -> None:
     plain, speed = timed(lambda n: decode(chain, prompt, n, sampler, s.seed), s.tokens)
     about = f"plain: {speed:.0f} tokens/s"
     if short is not None:
-        found, faster = timed(
+        drafted, faster = timed(
             lambda n: speculate(chain, short, prompt, n, s.ahead, sampler, s.seed), s.tokens
         )
-        rate = found.accepted / max(1, found.drafted)
+        rate = drafted.accepted / max(1, drafted.drafted)
         about += (
             f"; drafts by {as_path_text(s.draft)}: {faster:.0f} tokens/s, {faster / speed:.2f} "
-            f"times plain, {100 * rate:.1f} % of {found.drafted} drafts accepted"
+            f"times plain, {100 * rate:.1f} % of {drafted.drafted} drafts accepted"
         )
         if s.temperature == 0:
-            about += f", same text as plain: {'yes' if found.tokens == plain.tokens else 'no'}"
-        plain = found
+            about += f", same text as plain: {'yes' if drafted.tokens == plain.tokens else 'no'}"
+        plain = drafted
     print(s.prompt + tokenizer.decode(plain.tokens))
     print(f"[{len(prompt)} + {len(plain.tokens)} tokens; {about}]", file=sys.stderr)
 

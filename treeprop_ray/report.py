@@ -41,32 +41,6 @@ def load(words: Sequence[str]) -> ReportSettings:
     return settings
 
 
-def write_sweep(name: str, storage: str, out: Path) -> str:
-    """Write <name>.csv, .md and .png and the index; returns the tables as text."""
-    from treeprop_ray.reporting.index import write_index
-    from treeprop_ray.sweep import rows, table
-    from treeprop_ray.sweep.figure import draw
-    from treeprop_ray.tune import sweep_of_command
-
-    found = []
-    for command in rows.command_log(Path(storage) / name):  # the newest has the last word
-        found += rows.rows_of(sweep_of_command(command, storage))
-    stored = out / f"{name}.csv"
-    together = rows.merge(rows.read_rows(stored), found)
-    if not together:
-        raise UserError(
-            f"sweep={name}: no run has come to an end in {storage}/{name}, and there is no {stored}"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    rows.write_rows(stored, together)
-    made = table.sections(rows.read_rows(stored), sweep_of_command)
-    (out / f"{name}.md").write_text(table.report_of(name, made))
-    draw(made, out / f"{name}.png")
-    write_index(out)
-    tables = "\n\n".join(table.table_of(section) for section in made)
-    return f"{tables}\ntable: {out / name}.md"
-
-
 def run(settings: ReportSettings) -> None:
     """The report command."""
     if settings.run:
@@ -74,17 +48,15 @@ def run(settings: ReportSettings) -> None:
 
         print(f"wrote {write_page(settings.run, Path(settings.to) if settings.to else None)}")
         return
-    from treeprop_ray.reporting.index import sweep_tables, write_index
-    from treeprop_ray.sweep import rows
+    from treeprop_ray.reporting.index import write_index
+    from treeprop_ray.sweep.report import names, write_sweep
 
     out = Path(settings.out)
     if settings.sweep:
         print(write_sweep(settings.sweep, settings.storage, out))
         return
-    logs = {p.parent.name for p in Path(settings.storage).glob("*/commands.json")}
-    for name in sorted(logs | set(sweep_tables(out))):
-        if rows.read_rows(out / f"{name}.csv") or name in logs:
-            print(f"{write_sweep(name, settings.storage, out)}\n")
+    for name in names(settings.storage, out):
+        print(f"{write_sweep(name, settings.storage, out)}\n")
     write_index(out)
     print(f"index: {out / 'README.md'}")
 

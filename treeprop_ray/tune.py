@@ -12,90 +12,18 @@ list, its new values. The same command again continues: finished trials are neve
 
 from __future__ import annotations
 
-import dataclasses
-import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from treeprop_ray import cli, config
-from treeprop_ray.config import RaySettings, group, opt, spaces
-from treeprop_ray.errors import UserError
-from treeprop_ray.sweep.plan import FINISHED, STOPPED, Sweep, resolve
-
-
-@dataclass
-class TuneSettings:
-    """Settings of the tune command."""
-
-    sweep: str = opt("", "a file of tune_spaces/, or a path to your own .yaml")
-    base: str = opt("", "experiment behind the trials; default: the one the sweep names")
-    seeds: Any = opt(None, "list of seeds; default: those of the sweep")
-    search: str = opt(
-        "grid", "all settings, random ones, or Optuna's", choices=["grid", "random", "optuna"]
-    )
-    samples: int = opt(20, "settings to try with search=random or optuna", low=1)
-    scheduler: str = opt("none", "asha: end weak trials early", choices=["none", "asha"])
-    max_concurrent: int = opt(0, "trials at the same time; 0 = as many as fit", low=0)
-    storage: str = opt(
-        "results/runs", "folder of the run folders; on a cluster one that all machines see"
-    )
-    out: str = opt("results", "folder of table and figure")
-    wandb: str = opt("", "Weights & Biases project to log to")
-    mlflow: str = opt("", "MLflow tracking URI to log to")
-    ray: RaySettings = group(RaySettings, "the Ray cluster")
-    overrides: Any = opt(None, "not a key: every other key=value goes to the base experiment")
-    command: str = opt("", "not a key: how the sweep was called")
-
-
-NEUTRAL = ("storage", "out", "max_concurrent", "wandb", "mlflow", "ray")  # change no figure
-
-
-def load(words: Sequence[str]) -> TuneSettings:
-    """Settings of this command, and the words that are for the base experiment."""
-    own = {f.name for f in dataclasses.fields(TuneSettings)} - {"overrides", "command"}
-    config.parse_overrides(words)
-    roots = [word.partition("=")[0].partition(".")[0] for word in words]
-    mine = [w for w, root in zip(words, roots, strict=True) if root in own]
-    settings: TuneSettings = config.merge(TuneSettings, ("", config.parse_overrides(mine)))
-    settings.overrides = [w for w, root in zip(words, roots, strict=True) if root not in own]
-    counted = [w for w, root in zip(words, roots, strict=True) if root not in NEUTRAL]
-    settings.command = shlex.join(["python", "-m", "treeprop_ray.tune", *counted])
-    if "://" in settings.storage:
-        raise UserError(f"storage={settings.storage}: run folders need a folder, not a URL")
-    if not settings.sweep:
-        raise UserError(
-            f"sweep= : one of {', '.join(spaces.shipped())}, or a path of your own .yaml"
-        )
-    return settings
-
-
-def sweep_of(settings: TuneSettings) -> Sweep:
-    """The sweep that the settings name."""
-    s = settings
-    made = resolve(s.sweep, s.base, s.overrides or [], s.seeds, s.storage, s.command)
-    if s.search == "random":
-        from treeprop_ray.sweep.search import draw_points
-
-        return dataclasses.replace(made, points=draw_points(made.space, s.samples))
-    if s.search == "optuna":
-        if s.seeds is not None and len(made.seeds) > 1:
-            raise UserError(f"seeds={s.seeds}: search=optuna compares settings at one seed")
-        return dataclasses.replace(made, points=(), seeds=made.seeds[:1])
-    return made
-
-
-def sweep_of_command(command: str, storage: str = "results/runs") -> Sweep:
-    """The sweep of a recorded tune command."""
-    settings = load([*shlex.split(command)[3:], f"storage={storage}"])
-    return sweep_of(settings)
+from treeprop_ray import cli
+from treeprop_ray.sweep.settings import TuneSettings, load
 
 
 def run(settings: TuneSettings) -> int:
     """The tune command."""
-    from treeprop_ray.report import write_sweep
+    from treeprop_ray.sweep.command import sweep_of
+    from treeprop_ray.sweep.report import write_sweep
     from treeprop_ray.sweep.runner import run_sweep
 
     sweep = sweep_of(settings)
@@ -112,7 +40,8 @@ def run(settings: TuneSettings) -> int:
 def dry_run(settings: TuneSettings) -> None:
     """What the command would do."""
     from treeprop_ray.engine import runtime
-    from treeprop_ray.sweep.plan import read_json
+    from treeprop_ray.sweep.command import sweep_of
+    from treeprop_ray.sweep.plan import FINISHED, STOPPED, read_json
     from treeprop_ray.sweep.resources import need, side_by_side
     from treeprop_ray.sweep.view import clock
 

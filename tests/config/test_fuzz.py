@@ -26,7 +26,7 @@ GROUPS = sorted({key.partition(".")[0] for key in FIELDS if "." in key})
 NUMBERS = [k for k, (_, v) in FIELDS.items() if isinstance(v, int | float) and k != "fresh"]
 FLAGS = [k for k in NUMBERS if isinstance(FIELDS[k][1], bool)]
 NUMBERS = [k for k in NUMBERS if k not in FLAGS]
-CHOICES = [k for k, (f, _) in FIELDS.items() if "choices" in f.metadata]
+CHOICES = ["method", *(k for k, (f, _) in FIELDS.items() if "choices" in f.metadata)]
 PATHS = ["name", "out", "storage", "ray.address", "data.root"]
 Case = tuple[str, Any]  # key, value
 

@@ -12,6 +12,7 @@ from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.errors import UserError
 from treeprop_ray.inference.decoding import Continuation, Sampler, decode, speculate
+from treeprop_ray.inference.language import open_language_model
 from treeprop_ray.reporting.tables import write_table
 from treeprop_ray.run.reading import run_settings
 
@@ -21,8 +22,6 @@ AHEAD = (2, 4, 8)
 
 def run(bench: BenchSettings) -> None:
     """Every spine path drafts 2, 4 or 8 tokens for the full chain; greedy and sampled."""
-    from treeprop_ray.generate import open_language_model
-
     settings = run_settings(bench.run)
     if settings.method != "tree":
         raise UserError(f"run={bench.run}: method={settings.method} has no short paths to draft")

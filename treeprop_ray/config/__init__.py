@@ -1,6 +1,6 @@
 """Settings: groups that carry their ranges and checks, and how they are read. No torch here."""
 
-from treeprop_ray.config.checks import family_of, recurrent, walk
+from treeprop_ray.config.fields import group, opt, walk
 from treeprop_ray.config.loading import (
     EXPERIMENTS,
     describe,
@@ -14,20 +14,13 @@ from treeprop_ray.config.loading import (
     run_name,
     to_yaml,
 )
-from treeprop_ray.config.settings import (
-    RESUMABLE,
-    Cff,
-    Data,
-    Model,
-    RaySettings,
-    Settings,
-    Time,
-    group,
-    opt,
-)
+from treeprop_ray.config.names import dotted, imported
+from treeprop_ray.config.nested import TEXTS, Cff, Data, Model, RaySettings, Time
+from treeprop_ray.config.settings import RESUMABLE, Settings, family_of, recurrent
 
 __all__ = [
-    "EXPERIMENTS", "RESUMABLE", "Cff", "Data", "Model", "RaySettings", "Settings", "Time",
-    "describe", "differences", "experiment_file", "family_of", "group", "load", "load_file", "merge", "opt",
-    "parse_overrides", "read_yaml", "recurrent", "run_name", "to_yaml", "walk",
+    "EXPERIMENTS", "RESUMABLE", "TEXTS", "Cff", "Data", "Model", "RaySettings", "Settings", "Time",
+    "describe", "differences", "dotted", "experiment_file", "family_of", "group", "imported",
+    "load", "load_file", "merge", "opt", "parse_overrides", "read_yaml", "recurrent", "run_name",
+    "to_yaml", "walk",
 ]  # fmt: skip

@@ -14,15 +14,11 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from treeprop_ray.config.checks import check, walk
+from treeprop_ray.config.fields import check, title_of, walk
 from treeprop_ray.config.settings import RESUMABLE, Settings
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, first_line
 
 EXPERIMENTS = Path(__file__).parent / "experiments"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split("\n")[0].split())
 
 
 def read_yaml(path: Path, what: str) -> DictConfig:
@@ -32,7 +28,7 @@ def read_yaml(path: Path, what: str) -> DictConfig:
     except FileNotFoundError as e:
         raise UserError(f"{what}: no such file") from e
     except Exception as e:  # yaml and omegaconf raise many kinds; all are the file's fault
-        raise UserError(f"{what}: not readable as YAML: {_one_line(e)}") from e
+        raise UserError(f"{what}: not readable as YAML: {first_line(e)}") from e
     if not isinstance(loaded, DictConfig):
         raise UserError(f"{what}: must hold key: value lines")
     return loaded
@@ -58,7 +54,7 @@ def parse_overrides(args: Sequence[str]) -> DictConfig:
     try:
         return OmegaConf.from_dotlist(list(args))
     except Exception as e:
-        raise UserError(f"{' '.join(args)}: not readable as key=value: {_one_line(e)}") from e
+        raise UserError(f"{' '.join(args)}: not readable as key=value: {first_line(e)}") from e
 
 
 def _check_groups(schema: type, source: str, layer: DictConfig) -> None:
@@ -103,13 +99,13 @@ def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
             raise UserError(f"{source}unknown key {key}{hint}") from e
         except OmegaConfBaseException as e:
             key = e.full_key or ""
-            raise UserError(f"{source}{key + ': ' if key else ''}{_one_line(e)}") from e
+            raise UserError(f"{source}{key + ': ' if key else ''}{first_line(e)}") from e
         except Exception as e:
-            raise UserError(f"{source}{_one_line(e)}") from e
+            raise UserError(f"{source}{first_line(e)}") from e
     try:
         settings = OmegaConf.to_object(base)
     except Exception as e:
-        raise UserError(_one_line(e)) from e
+        raise UserError(first_line(e)) from e
     check(settings)
     return settings
 
@@ -145,9 +141,16 @@ def differences(old: Settings, new: Settings) -> list[str]:
     a = {k: v for k, _, v in walk(old)}
     b = {k: v for k, _, v in walk(new)}
     moving = set(RESUMABLE) - {"storage"}  # elsewhere the checkpoints would not be found
-    if old.schedule != "constant" or old.warmup > 0 or old.method == "cff":
+    if old.schedule != "constant" or any(shares_of_total(old)):
         moving -= {"epochs", "steps"}  # learning rate and stage of step t depend on the total
     return [f"{k}: {a[k]} -> {b[k]}" for k in a if a[k] != b[k] and k not in moving]
+
+
+def shares_of_total(settings: Settings) -> list[float]:
+    """Shares of all steps that are in use; a group with a method's name is for that method."""
+    in_use = ("", settings.method)
+    leaves = [leaf for leaf in walk(settings) if leaf[0].rpartition(".")[0] in in_use]
+    return [value for _, f, value in leaves if f.metadata.get("of_total")]
 
 
 def run_name(settings: Settings) -> str:
@@ -159,20 +162,17 @@ def run_name(settings: Settings) -> str:
     return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{digest}"
 
 
-def describe(schema: type) -> list[tuple[str, str, str]]:
-    """(key, default, meaning) of every setting, for --help."""
-    rows = []
-    for key, f, value in walk(schema()):
+def describe(schema: type) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """(title, rows) of every group, for --help; a row is a key, its default and its meaning."""
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    defaults = schema()
+    for key, f, value in walk(defaults):
         rule = f.metadata
         text = rule["help"]
         if "choices" in rule:
-            text += f" [{'|'.join(rule['choices'])}]"
-        shown = (
-            ""
-            if value in (None, "")
-            else str(value).lower()
-            if isinstance(value, bool)
-            else str(value)
-        )
-        rows.append((key, shown, text))
-    return rows
+            others = ["package.module:factory"] if rule.get("open") else []
+            text += f" [{'|'.join([*rule['choices'], *others])}]"
+        shown = "" if value is None else str(value)
+        shown = shown.lower() if isinstance(value, bool) else shown
+        groups.setdefault(title_of(defaults, key), []).append((key, shown, text))
+    return list(groups.items())

@@ -27,6 +27,29 @@ def named(parts: Mapping[Edge, nn.Module]) -> dict[str, nn.Module]:
     return {edge_name(edge): module for edge, module in parts.items()}
 
 
+def edge_of(name: str) -> Edge:
+    """The edge of a name."""
+    if name == edge_name(STEM):
+        return STEM
+    l, _, r = name.partition("-")
+    return int(l), int(r)
+
+
+def part_state(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors of one part out of a state whose keys are `<part>/<tensor>`."""
+    prefix = f"{name}/"
+    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model must know of the data."""
+
+    input_shape: tuple[int, ...]
+    classes: int
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True)
 class Blueprint:
     """How to make each part of a network. Every part is made alone, by whoever owns it."""
@@ -57,16 +80,20 @@ class Blueprint:
             self.tie(made[STEM], made[head])
         return made
 
+    def parts(self, names: Sequence[str], seed: int, dtype: torch.dtype) -> dict[str, nn.Module]:
+        """The parts of some names."""
+        return named(self.build_all([edge_of(name) for name in names], seed, dtype))
+
     @property
     def stem_trains(self) -> bool:
         """Whether the stem has weights to train; nothing is allocated."""
         with torch.device("meta"):
             return any(p.requires_grad for p in self.build(STEM, 0).parameters())
 
-    def count_parameters(self, edge: Edge) -> int:
-        """Numbers in the block of an edge; nothing is allocated."""
+    def count_parameters(self, name: str) -> int:
+        """Numbers in a part; nothing is allocated."""
         with torch.device("meta"):
-            return count_parameters(self.build(edge, 0))
+            return count_parameters(self.build(edge_of(name), 0))
 
 
 class TreeNetwork(nn.Module):

@@ -33,17 +33,11 @@ class OptimizerRule:
 
     @classmethod
     def of(cls, settings: Settings, total_steps: int) -> OptimizerRule:
+        """The part of the settings that is about the optimizer."""
         s = settings
-        made = cls(
+        return cls(
             s.optimizer, s.lr, s.weight_decay, s.momentum, s.schedule, s.warmup, s.clip, total_steps
         )
-        if s.method == "tree" and s.chain_lr != 1:
-            chain = range(s.model.blocks - s.model.output_block)  # an output block is in the head
-            made = replace(made, factors=tuple((f"{l}-{l + 1}", s.chain_lr) for l in chain))
-        if s.method != "cff":
-            return made
-        first = total_steps - max(1, round(s.cff.head_share * total_steps))
-        return replace(made, lr=s.cff.lr, clip_each=True, second=(first, s.cff.head_lr))
 
     def lr_at(self, step: int) -> float:
         """Linear warm-up over the first `warmup` share, then constant, linear or cosine to 0."""

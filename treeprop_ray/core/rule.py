@@ -73,15 +73,35 @@ class Rule:
         return node.r < tree.N and self.target_gradient and not self.detach_levels
 
 
+MOST_HELD_OUT = 1024  # batches of a probe
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A batch that the probe looks at, and which of its draws from q."""
+
+    batch: int
+    draw: int = 0
+
+    @property
+    def word(self) -> int:
+        """What random draws depend on in place of a step; below 0, where no step is."""
+        return -1 - self.batch - MOST_HELD_OUT * self.draw
+
+
 @dataclass(frozen=True)
 class Piece:
-    """A piece of the batch of one step: its places, and how many places the whole batch has."""
+    """A piece of the batch of one step: its places, and how many places the whole batch has.
+
+    Of a held-out batch `step` is what its draws depend on.
+    """
 
     step: int
     index: int
     start: int
     stop: int
     total: int
+    held: HeldOut | None = None
 
     @property
     def places(self) -> range:
@@ -92,7 +112,8 @@ class Piece:
         return 1 / (rows[0].numel() * self.total)
 
 
-def cut(step: int, total: int, pieces: int) -> list[Piece]:
-    """Cut the places 0..total-1 into `pieces` nearly equal runs."""
+def cut(at: int | HeldOut, total: int, pieces: int) -> list[Piece]:
+    """Cut the places 0..total-1 of a step's batch, or a held-out one, into nearly equal runs."""
     bounds = [total * i // pieces for i in range(pieces + 1)]
-    return [Piece(step, i, bounds[i], bounds[i + 1], total) for i in range(pieces)]
+    step, held = (at, None) if isinstance(at, int) else (at.word, at)
+    return [Piece(step, i, bounds[i], bounds[i + 1], total, held) for i in range(pieces)]

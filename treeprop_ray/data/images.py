@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from treeprop_ray.core.rng import generator
-from treeprop_ray.data import DataSet, Split
 from treeprop_ray.data.hub import cache_folder, load_split
+from treeprop_ray.data.sets import DataSet, Split
 from treeprop_ray.errors import UserError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from treeprop_ray.core.rng import generator
-from treeprop_ray.data import DataSet, Split
+from treeprop_ray.data.sets import DataSet, Split
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Data

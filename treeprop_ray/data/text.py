@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeprop_ray.data import DataSet, Shape, Split
-from treeprop_ray.data.hub import cache_folder, find_root, load_split
+from treeprop_ray.core.network import Shape
+from treeprop_ray.data.hub import cache_folder, find_root, load_split, prepare_offline
+from treeprop_ray.data.sets import DataSet, Split
 from treeprop_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ class GPT2Bytes:
     size = 50257
 
     def __init__(self, root: str | None) -> None:
-        from treeprop_ray.data.hub import prepare_offline
 
         prepare_offline()
         from transformers import GPT2TokenizerFast

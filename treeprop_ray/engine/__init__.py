@@ -1,1 +1,27 @@
-"""Engines: the same algorithm in one process or on Ray actors."""
+"""Three engines: in one process, on Ray actors, data-parallel."""
+
+from __future__ import annotations
+
+from treeprop_ray.engine import runtime
+from treeprop_ray.engine.base import Engine
+from treeprop_ray.engine.data_parallel import DataParallelEngine
+from treeprop_ray.engine.local import LocalEngine
+from treeprop_ray.engine.ray import RayEngine
+from treeprop_ray.methods import Job
+
+__all__ = ["DataParallelEngine", "Engine", "LocalEngine", "RayEngine", "build"]
+
+
+def build(job: Job) -> Engine:
+    """The engine that the settings name; for Ray, start it or join a cluster."""
+    if job.settings.engine == "local":
+        return LocalEngine(job)
+    if job.settings.engine == "train":  # inside a worker
+        return DataParallelEngine(job)
+    owns_ray = runtime.start(job.settings.ray)
+    try:
+        return RayEngine(job, owns_ray)
+    except BaseException:
+        if owns_ray:
+            runtime.stop()
+        raise

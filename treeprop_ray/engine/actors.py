@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
 import torch
+from ray.util.metrics import Gauge
 from torch import Tensor
 
-from treeprop_ray.core.rule import Piece, cut
-from treeprop_ray.core.tree import Edge
+from treeprop_ray.core.rule import HeldOut, Piece, cut
 from treeprop_ray.engine import transport
-from treeprop_ray.engine.base import Span, StepReport
+from treeprop_ray.engine.base import Span
 from treeprop_ray.errors import TrainingError
+from treeprop_ray.hosts.base import Held, Host, StepReport
 from treeprop_ray.schedule.ops import Call
+
+Norms = Mapping[str, float]  # squared gradient norms by part
 
 
 class HostLike(Protocol):
-    """What an actor needs of its host: host.Host, chain.ChainHost, or an emulated one."""
+    """What an actor needs of its host: hosts.base.Host, or an emulated one."""
 
-    def run(self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]) -> Any: ...
+    at: str
+
+    def run(self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]) -> Held: ...
     def report(self, step: int, norms: bool) -> StepReport: ...
-    def apply(self, step: int, square_norms: Any) -> None: ...
+    def apply(self, step: int, square_norms: Sequence[Norms] | None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -73,22 +78,22 @@ class HostActor:
         if self.broken:
             raise self.broken
 
-    def run(self, index: int, step: int, *packets: transport.Packet) -> Any:
+    def run(self, index: int, at: int | HeldOut, *packets: transport.Packet) -> Any:
         """One call of the schedule; returns one packet per output (or one for all, when direct)."""
         if self.broken:
             raise self.broken  # the first error is the one to show, not what follows from it
         call = self.role.calls[index]
-        piece = cut(step, self.role.total, self.role.pieces)[call.piece]
+        piece = cut(at, self.role.total, self.role.pieces)[call.piece]
         begin = time.time()
         try:
             out = self.host.run(call, piece, transport.unpack(packets))
         except Exception as e:
             nodes = f"node {', '.join(map(str, call.nodes))}" if call.nodes else "boundary"
-            where = getattr(self.host, "at", "") or f"{nodes}, level {call.level}"
-            self.broken = TrainingError(f"{where}, step {step}: {type(e).__name__}: {e}")
+            where = self.host.at or f"{nodes}, level {call.level}"
+            self.broken = TrainingError(f"{where}, step {at}: {type(e).__name__}: {e}")
             raise self.broken from e
-        if step >= 0:  # the timeline is about training
-            seconds = self._note(call.phase, call.level, call.piece, step, begin)
+        if isinstance(at, int):  # the timeline is about training
+            seconds = self._note(call.phase, call.level, call.piece, at, begin)
             self.sent += transport.size(out)
             self._gauges.wave(call, seconds, self.sent)
         if self.role.direct:
@@ -107,19 +112,19 @@ class HostActor:
         self._gauges.losses(report)
         return report
 
-    def apply(self, step: int, _: Any, *others: StepReport) -> None:
+    def apply(self, step: int, _: object, *others: StepReport) -> None:
         """Optimizer step with the gradient norms of all hosts: the own ones are here, those of the
         others arrive. `_` is the call it waits for."""
         if self.told:  # else the report has failed, and says why
             self._apply(step, [r.square_norms for r in (self.told, *others)])
 
-    def finish(self, step: int, norms: bool, _: Any) -> StepReport:
+    def finish(self, step: int, norms: bool, _: object) -> StepReport:
         """Report and optimizer step in one call, when no global norm is needed."""
         report = self.report(step, norms)
         self._apply(step, None)
         return report
 
-    def _apply(self, step: int, square_norms: Any) -> None:
+    def _apply(self, step: int, square_norms: Sequence[Norms] | None) -> None:
         begin = time.time()
         self.host.apply(step, square_norms)
         self._note("update", 0, 0, step, begin)
@@ -139,52 +144,26 @@ class HostActor:
 
     # -- evaluation and state -------------------------------------------------------------------
 
-    def open_split(self, split: str, index: int) -> Any:
-        """Stem of an evaluation batch: (z_0, y). `split` "step" is the training batch of a step."""
-        host: Any = self.host
-        x, y = host.batch.evaluation(split, index)
-        z_0 = host.through((-1, 0), x)
-        return transport.to_array(z_0), transport.to_array(y)
-
-    def through(self, edges: Sequence[Edge], z: Any) -> Any:
-        """Some blocks in a row, in evaluation mode."""
-        host: Any = self.host
-        state = transport.from_array(z)
-        for edge in edges:
-            state = host.through(edge, state)
-        return transport.to_array(state)
-
-    def score(self, z: Any, y: Any) -> tuple[float, int, int]:
-        """The head's summed loss, correct and all labels."""
-        host: Any = self.host
-        found: tuple[float, int, int] = host.score(transport.from_array(z), transport.from_array(y))
-        return found
-
-    def ask(self, question: str, *words: Any) -> Any:
-        """Call a method of the host that is no part of the schedule."""
-        return getattr(self.host, question)(*words)
+    def ask(self, verb: Callable[..., Any], *words: Any) -> Any:
+        """Have the host do one of its methods that is no part of the schedule."""
+        return transport.leaving(verb(self.host, *map(transport.arriving, words)))
 
     def state(self) -> Any:
         """Weights and optimizer state of the parts that live here."""
-        host: Any = self.host
-        weights, optimizer = host.state()
-        return tuple({k: transport.to_array(v) for k, v in d.items()} for d in (weights, optimizer))
+        assert isinstance(self.host, Host)
+        return transport.leaving(self.host.state())
 
     def load(self, weights: Any, optimizer: Any) -> None:
         """Take up a state (all of it or the own part)."""
-        host: Any = self.host
+        assert isinstance(self.host, Host)
         self.broken = None
-        host.load(
-            *({k: transport.from_array(v) for k, v in d.items()} for d in (weights, optimizer))
-        )
+        self.host.load(transport.arriving(weights), transport.arriving(optimizer))
 
 
 class _Gauges:
     """Metrics of one actor for the dashboard and Prometheus."""
 
     def __init__(self, name: str) -> None:
-        from ray.util.metrics import Gauge
-
         run, _, actor = name.rpartition("/")
         tags = {"run": run, "actor": actor}
         self.seconds = Gauge(
@@ -225,7 +204,7 @@ def actor_class(method: str) -> Any:
 
     class DirectActor(HostActor):
         @ray.method(tensor_transport=method)  # type: ignore[untyped-decorator]
-        def run(self, index: int, step: int, *packets: transport.Packet) -> Any:
-            return super().run(index, step, *packets)
+        def run(self, index: int, at: int | HeldOut, *packets: transport.Packet) -> Any:
+            return super().run(index, at, *packets)
 
     return ray.remote(DirectActor)

@@ -1,42 +1,28 @@
-"""What every engine offers to `train`, and how paths are scored in one process."""
+"""An engine takes the hosts of a job through the steps of a run, in this process or in actors.
+
+What depends on where the hosts live is abstract here; scores and the probe are the same procedures
+everywhere, over `ask` and `get`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from treeprop_ray.core.rule import HeldOut
+from treeprop_ray.core.scoring import Score
+from treeprop_ray.data import Scoring, Training, Which
+from treeprop_ray.hosts.base import State, StepReport
+from treeprop_ray.hosts.probe import probe_parts
+from treeprop_ray.hosts.probe_row import combine
+from treeprop_ray.hosts.tree import TreeHost
+from treeprop_ray.methods import Job
+from treeprop_ray.schedule.placement import Plan
 
-from treeprop_ray.core.factor import full
-from treeprop_ray.core.network import STEM, TreeNetwork
-from treeprop_ray.core.tree import Edge, Tree
-
-if TYPE_CHECKING:
-    from treeprop_ray.models.rnn import TimeNetwork
-
-State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), keyed by edge
-Through = Callable[[Edge, Tensor], Tensor]  # runs the block of an edge, the stem or the head
-
-
-@dataclass(frozen=True)
-class Score:
-    """A path on a split: mean cross-entropy and share of correct labels."""
-
-    loss: float
-    accuracy: float
-
-
-@dataclass
-class StepReport:
-    """What a host tells about a step: unweighted loss terms by place, squared norms by part, and
-    the seconds it has spent so far, over all steps, on getting training batches."""
-
-    losses: dict[int, dict[str, float]] = field(default_factory=dict)
-    square_norms: dict[str, float] = field(default_factory=dict)
-    data_seconds: float = 0.0
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -52,108 +38,95 @@ class Span:
     end: float
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Trains one network. Steps are numbered from 0 over the whole run."""
 
-    tree: Tree
+    plan: Plan
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.tree, self.method = job, job.tree, job.method
+        self._besides: list[StepReport] = []  # what the method reports besides its hosts
+
+    # -- steps --------------------------------------------------------------------------------
 
     def step(self, step: int, report: bool) -> None:
         """Do (or submit) one training step; with `report` gradient norms are taken too."""
+        self._step(step, report)
+        self._besides = self.method.after_step(self, step)
+
+    @abstractmethod
+    def _step(self, step: int, report: bool) -> None:
+        """The calls of a step, and the update."""
 
     def reports(self) -> list[StepReport]:
         """The reports of the hosts for the last step (waits for it)."""
+        return [*self._reports(), *self._besides]
 
-    def score(self, paths: Mapping[str, Sequence[int]], split: str) -> dict[str, Score]:
-        """Score paths on a split."""
+    @abstractmethod
+    def _reports(self) -> list[StepReport]: ...
 
-    def clean_loss(self, path: Sequence[int], step: int) -> float:
-        """Cross-entropy of a path on the training batch of `step`, without noise or labels."""
-
+    @abstractmethod
     def state(self) -> State:
-        """Weights and optimizer state after the last step, keyed by edge."""
+        """Weights and optimizer state after the last step, keyed by part."""
 
+    @abstractmethod
     def load(self, state: State, step: int = 0) -> None:
         """Take up a state that an earlier run had before `step`."""
 
     def spans(self) -> list[Span]:
         """When the actors worked during the last steps; empty in one process."""
+        return []
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (nothing to close is the rule in one process)
         """Give back everything that was started."""
 
+    # -- asking hosts -------------------------------------------------------------------------
 
-def path_states(
-    tree: Tree, paths: Mapping[str, Sequence[int]], x: Tensor, through: Through
-) -> dict[str, Tensor]:
-    """What every path hands to the head for a batch; shared beginnings are computed once."""
-    states: dict[tuple[Edge, ...], Tensor] = {(): through(STEM, x)}
-    out = {}
-    for name, path in paths.items():
-        along = tree.path_edges(path)[:-1]
-        for k in range(1, len(along) + 1):
-            key = tuple(along[:k])
-            if key not in states:
-                states[key] = through(along[k - 1], states[key[:-1]])
-        out[name] = states[tuple(along)]
-    return out
+    @abstractmethod
+    def ask(self, host: int, verb: Callable[..., Any], *words: Any, returns: int = 1) -> Any:
+        """Have a host do one of its methods; the answer may be a future that other words take."""
 
+    @abstractmethod
+    def get(self, answers: Sequence[Any]) -> list[Any]:
+        """The values of answers."""
 
-def score_paths(
-    tree: Tree,
-    paths: Mapping[str, Sequence[int]],
-    batches: Iterable[tuple[Tensor, Tensor]],
-    through: Through,
-    score: Callable[[Tensor, Tensor], tuple[float, int, int]],
-) -> dict[str, Score]:
-    """Send every batch along every path."""
-    sums = {name: [0.0, 0, 0] for name in paths}
-    for x, y in batches:
-        for name, state in path_states(tree, paths, x, through).items():
-            for i, value in enumerate(score(state, y)):
-                sums[name][i] += value
-    return {name: Score(loss / n, right / n) for name, (loss, right, n) in sums.items()}
+    def guarded(self, action: Callable[[], Answer]) -> Answer:
+        """Do something that asks hosts; if some are lost, after their recovery once more."""
+        return action()
 
+    def mark(self, done: int) -> None:  # noqa: B027 (nothing is lost in one process)
+        """The state after `done` steps is one that no replay goes back behind."""
 
-def network_through(network: TreeNetwork) -> Through:
-    """Runs the blocks of a network in this process, in evaluation mode."""
-    parts = network.eval().parts()
+    @abstractmethod
+    def submit(self, name: str, at: HeldOut) -> None:
+        """Run the calls of the step ("tree") or of a pass of the probe on a held-out batch."""
 
-    @torch.no_grad()
-    def through(edge: Edge, z: Tensor) -> Tensor:
-        with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
-            out: Tensor = parts[edge](z)
-        return out
+    # -- evaluation ---------------------------------------------------------------------------
 
-    return through
+    def score(self, paths: Mapping[str, Sequence[int]], split: str) -> dict[str, Score]:
+        """Score paths on a split."""
+        return self._score(paths, [Scoring(split, i) for i in range(self.job.splits[split])])
 
+    def clean_loss(self, path: Sequence[int], step: int) -> float:
+        """Cross-entropy of a path on the training batch of `step`, without noise or labels."""
+        return self._score({"": path}, [Training(step)])[""].loss
 
-def score_network(
-    network: TreeNetwork | TimeNetwork,
-    paths: Mapping[str, Sequence[int]],
-    batches: Iterable[tuple[Tensor, Tensor]],
-) -> dict[str, Score]:
-    """Score paths of a network in this process."""
-    if not isinstance(network, TreeNetwork):
-        return network.eval().score(paths, batches)
-    through = network_through(network)
+    def _score(
+        self, paths: Mapping[str, Sequence[int]], batches: Sequence[Which]
+    ) -> dict[str, Score]:
+        return self.guarded(partial(self.method.score, self, paths, batches))
 
-    def score(z: Tensor, y: Tensor) -> tuple[float, int, int]:
-        with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
-            return count(network.block(network.tree.head), z, y)
+    def probe(self, batches: int, draws: int) -> dict[str, float]:
+        """Measure on held-out batches (hosts/probe_row.py); leaves the run as it is."""
+        return self.guarded(partial(self._probe, batches, draws))
 
-    return score_paths(network.tree, paths, batches, through, score)
-
-
-@torch.no_grad()
-def count(head: nn.Module, z: Tensor, y: Tensor) -> tuple[float, int, int]:
-    """Summed cross-entropy, number of correct labels, number of labels at the head.
-
-    A head may bring its own `count(state, labels)` (in chunks over a large vocabulary).
-    """
-    if hasattr(head, "count"):
-        found: tuple[float, int, int] = head.count(z, y.to(z.device))  # type: ignore[operator]
-        return found
-    logits = full(head(z)).flatten(0, -2)
-    y = y.to(logits.device).flatten()
-    loss = F.cross_entropy(logits, y, reduction="sum")
-    return float(loss), int((logits.argmax(-1) == y).sum()), y.numel()
+    def _probe(self, batches: int, draws: int) -> dict[str, float]:
+        tree, job, hosts = self.tree, self.job, range(len(self.plan.names))
+        spine = {str(path[-2]): path for path in tree.spine_paths}
+        clean = self.method.score(self, spine, [HeldOut(k) for k in range(batches)])
+        for part, name, held in probe_parts(batches, draws, job.rule):
+            self.get([self.ask(host, TreeHost.probe, part) for host in hosts])
+            for at in held:
+                self.submit(name, at)
+        numbers = self.get([self.ask(host, TreeHost.probe, "end") for host in hosts])
+        return combine(numbers, tree, job.rule, clean, batches, draws, job.places)

@@ -11,18 +11,19 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from treeprop_ray.core.network import STEM
+from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.objective import head_loss
 from treeprop_ray.core.rule import Piece, cut
-from treeprop_ray.engine.base import Score
+from treeprop_ray.core.scoring import Score
+from treeprop_ray.data import Which
 from treeprop_ray.engine.local import LocalEngine
 from treeprop_ray.hosts.chain import ChainHost
+from treeprop_ray.methods import Job
 
 
 class ChainLoss(nn.Module):
@@ -36,12 +37,12 @@ class ChainLoss(nn.Module):
     def forward(self, x: Tensor, y: Tensor, piece: Piece) -> Tensor:
         """The piece's share of the cross-entropy of the whole batch."""
         (host,) = self.host
-        z = host.run_block(STEM, x, piece)
+        z = host.run_part(STEM, x, piece)
         for edge in host.blocks:
-            z = host.run_block(edge, z, piece)
+            z = host.run_part(edge, z, piece)
         head = host.tree.head
-        loss_of = partial(head_loss, host.parts[head], labels=y, piece=piece)
-        return host.run_block(head, z, piece, loss_of)
+        loss_of = partial(head_loss, host.parts[edge_name(head)], labels=y, piece=piece)
+        return host.run_part(head, z, piece, loss_of)
 
 
 class DataParallelEngine(LocalEngine):
@@ -49,48 +50,49 @@ class DataParallelEngine(LocalEngine):
 
     host: ChainHost
 
-    def __init__(self, *words: Any) -> None:
-        super().__init__(*words)
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
         self.rank, self.workers = distributed.get_rank(), distributed.get_world_size()
         self.model = DistributedDataParallel(ChainLoss(self.host))
 
     def gradients(self, step: int) -> None:
         """Loss and backward of this worker's places; gradients are averaged in the last piece."""
-        mine = cut(step, self.batches.batch, self.workers)[self.rank]
-        x, y = (t.to(self.host.device, non_blocking=True) for t in self.batches(step))
-        pieces = cut(step, mine.stop - mine.start, self.pieces)
+        mine = cut(step, self.job.places, self.workers)[self.rank]
+        x, y = self.host.places(replace(mine, start=0, stop=mine.total))
+        count = self.job.settings.microbatches
+        pieces = cut(step, mine.stop - mine.start, count)
         for piece in pieces:
             rows = slice(mine.start + piece.start, mine.start + piece.stop)
             # the index is this worker's alone, so dropout differs from that of the others
-            own = replace(piece, index=self.rank * self.pieces + piece.index, total=mine.total)
+            own = replace(piece, index=self.rank * count + piece.index, total=mine.total)
             last = piece is pieces[-1]
             with contextlib.nullcontext() if last else self.model.no_sync():
                 loss = self.model(x[rows], y[rows], own)
                 (loss * self.workers).backward()
-            self.host.ce.add("ce", loss)
+            self.host.note(self.tree.N, "ce", loss)
 
-    def step(self, step: int, report: bool) -> None:
+    def _step(self, step: int, report: bool) -> None:
         self.gradients(step)
         if report:
-            total = self.host.ce.terms["ce"].detach().clone()
+            terms = self.host.losses[self.tree.N].terms
+            total = terms["ce"].detach().clone()
             distributed.all_reduce(total)
-            self.host.ce.terms["ce"] = total
-        self._last = self.host.report(step, norms=report or self.optimizer.clip > 0)
+            terms["ce"] = total
+        self._last = self.host.report(step, norms=report or self.job.optimizer.clip > 0)
         self.host.apply(step, [self._last.square_norms])
 
-    def score(self, paths: Mapping[str, Sequence[int]], split: str) -> dict[str, Score]:
+    def _score(
+        self, paths: Mapping[str, Sequence[int]], batches: Sequence[Which]
+    ) -> dict[str, Score]:
         """Each worker scores some of the batches; the sums are added up."""
         (name,) = paths
         sums = torch.zeros(3, dtype=torch.float64, device=self.host.device)
-        for index in range(self.rank, self.batches.data.batch_counts[split], self.workers):
-            x, y = self.batches.data.scoring(split, index)
-            sums += torch.tensor(self._sums(x, y), dtype=torch.float64, device=self.host.device)
+        for which in batches[self.rank :: self.workers]:
+            z, y = self.host.opened(which)
+            for edge in self.host.blocks:
+                z = self.host.through(edge, z)
+            counts = self.host.score(z, y)
+            sums += torch.tensor(counts, dtype=torch.float64, device=self.host.device)
         distributed.all_reduce(sums)
         loss, right, labels = sums.tolist()
         return {name: Score(loss / labels, right / labels)}
-
-    def _sums(self, x: Tensor, y: Tensor) -> Any:
-        z = self.host.through(STEM, x)
-        for edge in self.host.blocks:
-            z = self.host.through(edge, z)
-        return self.host.score(z, y)

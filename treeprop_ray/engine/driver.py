@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -21,6 +21,8 @@ from ray.exceptions import (
     RayError,
     RayTaskError,
 )
+from ray.experimental.collective import create_collective_group
+from ray.util.metrics import Gauge
 from ray.util.placement_group import (
     PlacementGroup,
     get_current_placement_group,
@@ -29,9 +31,10 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.engine.actors import Role, actor_class
-from treeprop_ray.engine.base import StepReport
-from treeprop_ray.errors import ActorLost, TrainingError, UserError
+from treeprop_ray.errors import ActorLost, TrainingError, UserError, first_line
+from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import Plan
 
@@ -121,8 +124,6 @@ class Driver:
     def _join(self) -> None:
         """Direct transports need all actors in one collective group."""
         if self.direct:
-            from ray.experimental.collective import create_collective_group
-
             create_collective_group(self.actors, backend=self.transport)
 
     def lost(self) -> list[int]:
@@ -200,13 +201,13 @@ class Driver:
         """Remote calls the driver submits for one step."""
         return len(self.calls) + len(self.actors) * (2 if self.clip else 1)
 
-    def submit(self, bound: Sequence[Bound], step: int) -> list[Any]:
+    def submit(self, bound: Sequence[Bound], at: int | HeldOut) -> list[Any]:
         """Send the calls of one batch; returns what each actor's last call will give."""
         where: dict[tuple[int, str], Any] = {}
         tail: list[Any] = [None] * len(self.actors)
         for method, index, call in bound:
             packets = dict.fromkeys(where[call.piece, name] for name in call.inputs)
-            out = method.remote(index, step, *packets)
+            out = method.remote(index, at, *packets)
             refs = out if isinstance(out, list) else [out]
             tail[call.host] = refs[0]
             for k, packet in enumerate(call.packets):
@@ -268,9 +269,22 @@ class Driver:
         late = {self.roles[refs.index(ref) % len(self.roles)].name for ref in missing}
         return f"no answer within {seconds:g} s from {', '.join(sorted(late))}"
 
-    def get(self, refs: list[Any]) -> list[Any]:
+    def ask(self, host: int, verb: Callable[..., Any], *words: Any, returns: int = 1) -> Any:
+        """A future of what a host's own method gives; words may be such futures."""
+        return self.actors[host].ask.options(num_returns=returns).remote(verb, *words)
+
+    def states(self) -> list[Any]:
+        """Futures of the state of every actor, behind the steps that are submitted."""
+        return [actor.state.remote() for actor in self.actors]
+
+    def probe(self, name: str, at: HeldOut) -> None:
+        """Run the calls of the step ("tree") or of a pass of the probe; waits for them."""
+        self.submit(self.bound if name == "tree" else self.bound_probes[name], at)
+        self._get([actor.settled.remote() for actor in self.actors])
+
+    def get(self, refs: Sequence[Any]) -> list[Any]:
         """Results of calls outside the schedule (evaluation, state)."""
-        return self._get(refs)
+        return self._get(list(refs))
 
     def close(self) -> None:
         """End all actors and give back their resources."""
@@ -284,17 +298,10 @@ class Driver:
         self.group = None
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text."""
-    return (str(error).strip().splitlines() or [repr(error)])[0]
-
-
 class _Gauges:
     """Metrics of the driver for the dashboard and Prometheus."""
 
     def __init__(self, run: str) -> None:
-        from ray.util.metrics import Gauge
-
         self.seconds = Gauge("treeprop_step_seconds", "seconds from step to step", ("run",))
         self.flight = Gauge("treeprop_steps_in_flight", "steps submitted and not done", ("run",))
         for gauge in (self.seconds, self.flight):

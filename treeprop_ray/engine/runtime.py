@@ -7,15 +7,16 @@ import os
 import socket
 from typing import Any
 
+import ray
+import torch
+
 from treeprop_ray.config import RaySettings
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.schedule.placement import Cluster
 
 
 def start(settings: RaySettings) -> bool:
     """Connect or start Ray; returns whether `stop` should end it."""
-    import ray
-
     if ray.is_initialized():
         return False
     address = settings.address or os.environ.get("RAY_ADDRESS", "")
@@ -25,8 +26,7 @@ def start(settings: RaySettings) -> bool:
             _knock(address)
             ray.init(address=address, **quiet)
         except Exception as e:
-            reason = (str(e).splitlines() or [repr(e)])[0]
-            raise UserError(f"ray.address={address}: cannot connect: {reason}") from e
+            raise UserError(f"ray.address={address}: cannot connect: {first_line(e)}") from e
         return True
     context = ray.init(
         address="local",  # a new one, also beside another Ray on this machine
@@ -51,23 +51,17 @@ def _knock(address: str) -> None:
 
 def stop() -> None:
     """End the local Ray, or leave the cluster that we had joined."""
-    import ray
-
     ray.shutdown()
 
 
 def cluster() -> Cluster:
     """What the running Ray has."""
-    import ray
-
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     return Cluster(tuple((n.get("CPU", 0.0), n.get("GPU", 0.0)) for n in nodes))
 
 
 def cluster_of(settings: RaySettings) -> Cluster:
     """What the settings' cluster has; a local Ray is not started for the question."""
-    import torch
-
     if settings.address or os.environ.get("RAY_ADDRESS"):
         joined = start(settings)
         try:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,20 +21,26 @@ Packet = dict[str, Any]  # tensors by name, in travelling form
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
+class Bits(NamedTuple):
+    """A bfloat16 tensor on its way, as int16."""
+
+    array: Any
+
+
 def to_array(t: Tensor | None) -> Any:
     """A tensor in travelling form for the object store."""
     if t is None:
         return None
     t = t.detach().cpu().contiguous()
-    return (t.view(torch.int16).numpy(), "bf16") if t.dtype == torch.bfloat16 else t.numpy()
+    return Bits(t.view(torch.int16).numpy()) if t.dtype == torch.bfloat16 else t.numpy()
 
 
 def from_array(value: Any) -> Tensor | None:
     """Back from travelling form; shares memory with the object store: read only."""
     if value is None or isinstance(value, Tensor):
         return value
-    if isinstance(value, tuple):
-        return torch.from_numpy(value[0]).view(torch.bfloat16)
+    if isinstance(value, Bits):
+        return torch.from_numpy(value.array).view(torch.bfloat16)
     return torch.from_numpy(value)
 
 
@@ -55,3 +62,25 @@ def unpack(packets: Iterable[Packet]) -> dict[str, Tensor | None]:
 def size(tensors: Mapping[str, Tensor | None]) -> int:
     """Bytes of some tensors."""
     return sum(t.numel() * t.element_size() for t in tensors.values() if t is not None)
+
+
+def leaving(value: Any) -> Any:
+    """A value with tensors inside (tuples and dicts) in travelling form."""
+    if isinstance(value, Tensor):
+        return to_array(value)
+    if type(value) is tuple:
+        return tuple(map(leaving, value))
+    if type(value) is dict:
+        return {key: leaving(part) for key, part in value.items()}
+    return value
+
+
+def arriving(value: Any) -> Any:
+    """Back from `leaving`."""
+    if isinstance(value, np.ndarray | Bits):
+        return from_array(value)
+    if type(value) is tuple:
+        return tuple(map(arriving, value))
+    if type(value) is dict:
+        return {key: arriving(part) for key, part in value.items()}
+    return value

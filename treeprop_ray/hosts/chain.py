@@ -5,79 +5,64 @@ One stage that owns the whole chain is plain backpropagation; several are a pipe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from treeprop_ray.core.network import STEM
-from treeprop_ray.core.node import Losses, at_once
+from treeprop_ray.core.network import STEM, edge_name
+from treeprop_ray.core.node import Boundary, at_once
 from treeprop_ray.core.objective import head_loss
-from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rng import derive
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Edge, Tree
-from treeprop_ray.hosts.tree import Batch, Held, Host
+from treeprop_ray.hosts.base import Held, Share, there
+from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.schedule.ops import Op
 
 
-class ChainHost(Host):
+class ChainHost(BlockHost):
     """Stage k of a chain: its blocks in order, and the head if it is the last stage."""
 
     def __init__(
-        self,
-        tree: Tree,
-        rule: Rule,
-        optimizer: OptimizerRule,
-        parts: Mapping[Edge, nn.Module],
-        blocks: Sequence[Edge],
-        batch: Batch | None,
-        stem_trains: bool,
-        device: str = "cpu",
-        precision: str = "float32",
+        self, share: Share, tree: Tree, rule: Rule, blocks: Sequence[Edge], stem_trains: bool
     ) -> None:
-        super().__init__(tree, rule, optimizer, parts, [], batch, stem_trains, device, precision)
+        super().__init__(share, tree, rule)
         self.blocks = [edge for edge in blocks if edge != tree.head]
         self.stem_trains = stem_trains
         self.graphs: dict[int, tuple[Tensor, Tensor]] = {}  # piece -> (input, output)
-        self.ce = Losses()
+        self.boundary: Boundary | None = None
+        if share.batches is not None:  # the head may be in another stage
+            stem = self.parts[edge_name(STEM)]
+            self.boundary = Boundary(tree, stem, None, rule, self.run_block)
+        self.verbs = {
+            "open": self._open, "ahead": self._ahead, "head": self._head, "back": self._back,
+            "close": self._close,
+        }  # fmt: skip
+
+    def where(self, place: int) -> str:
+        """The only loss is the head's."""
+        return "the head, level 0" if place == self.tree.N else ""
+
+    def part_at(self, part: str, value: float) -> str:
+        """The block; a chain has no levels."""
+        return f"block {part} is {value} at the boundary, level 0"
+
+    def end_piece(self, piece: Piece) -> None:
+        """The labels of the piece are not needed any more."""
+        if self.boundary:
+            self.boundary.labels.pop(piece.index, None)
 
     def forget(self) -> None:
         """Drop everything of a step that was under way."""
         super().forget()
         self.graphs.clear()
+        if self.boundary:
+            self.boundary.z_0.clear()
+            self.boundary.labels.clear()
 
-    def owned_losses(self) -> list[tuple[int, Losses]]:
-        """The cross-entropy counts as the loss of state N."""
-        return [(self.tree.N, self.ce)]
-
-    def _do(self, op: Op, held: Held, piece: Piece) -> None:
-        if op.verb == "open":
-            assert self.boundary is not None
-            x, y = self._places(piece)
-            held["y"], held["z0"] = y, self.boundary.open(x, y, piece)
-        elif op.verb == "ahead":
-            held[op.writes[0]] = self._ahead(held[op.reads[0]], piece)
-        elif op.verb == "head":
-            held[op.writes[0]] = self._head(held[op.reads[0]], held["y"], piece)
-        elif op.verb == "back":
-            held[op.writes[0]] = self._return(held[op.reads[0]], piece)
-        else:
-            assert self.boundary is not None
-            self.boundary.close(held[op.reads[0]], piece)
-
-    def _ahead(self, z: Tensor | None, piece: Piece) -> Tensor:
-        assert z is not None
-        first = self.boundary is not None
-        z_in = z.detach().requires_grad_(self.stem_trains or not first)
-        z = z_in
-        for edge in self.blocks:
-            z = self.run_block(edge, z, piece)
-        self.graphs[piece.index] = (z_in, z)
-        return z.detach()
-
-    def run_block(
+    def run_part(
         self, edge: Edge, z: Tensor, piece: Piece, block: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
         """Run a part (or `block` in its place) with its own seed.
@@ -85,32 +70,52 @@ class ChainHost(Host):
         With `rule.recompute` only the input is kept for the backward pass, which runs the part
         again; random draws are repeated.
         """
-        block = block or self.parts[edge]
+        block = block or self.parts[edge_name(edge)]
         if self.rule.recompute:
             block = partial(checkpoint, block, use_reentrant=False)
-        return self._run(block, z, self._seed(edge, piece))
+        return self.run_block(block, z, self._seed(edge, piece))
 
-    def _head(self, z: Tensor | None, y: Tensor | None, piece: Piece) -> Tensor:
-        """Loss and backward of the head; returns the adjoint of its input."""
-        assert z is not None and y is not None
-        leaf = z.detach().requires_grad_()
-        loss_of = partial(head_loss, self.parts[self.tree.head], labels=y, piece=piece)
-        loss = self.run_block(self.tree.head, leaf, piece, loss_of)
+    # -- verbs --------------------------------------------------------------------------------
+
+    def _open(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None
+        x, y = self.places(piece)
+        held["y"], held["z0"] = y, self.boundary.open(x, y, piece)
+
+    def _ahead(self, op: Op, held: Held, piece: Piece) -> None:
+        first = self.boundary is not None
+        z_in = there(held, op.reads[0]).detach().requires_grad_(self.stem_trains or not first)
+        z = z_in
+        for edge in self.blocks:
+            z = self.run_part(edge, z, piece)
+        self.graphs[piece.index] = (z_in, z)
+        held[op.writes[0]] = z.detach()
+
+    def _head(self, op: Op, held: Held, piece: Piece) -> None:
+        """Loss and backward of the head; writes the adjoint of its input."""
+        leaf, head = there(held, op.reads[0]).detach().requires_grad_(), self.tree.head
+        labels = there(held, "y")
+        loss_of = partial(head_loss, self.parts[edge_name(head)], labels=labels, piece=piece)
+        loss = self.run_part(head, leaf, piece, loss_of)
         loss.backward()
-        self.ce.add("ce", loss)
-        assert leaf.grad is not None
-        return leaf.grad
+        self.note(self.tree.N, "ce", loss)
+        held[op.writes[0]] = leaf.grad
 
-    def _return(self, adjoint: Tensor | None, piece: Piece) -> Tensor | None:
+    def _back(self, op: Op, held: Held, piece: Piece) -> None:
         z_in, z_out = self.graphs.pop(piece.index)
-        assert adjoint is not None
-        if z_out.requires_grad and z_out is not z_in:
-            if self.rule.recompute:  # two steps would run the blocks again twice
-                at_once(z_out, adjoint, z_in)
-            else:
-                self._back(z_out, adjoint, z_in)
-            return z_in.grad
-        return adjoint  # a stage that holds only the head
+        adjoint = there(held, op.reads[0])
+        if z_out is z_in or not z_out.requires_grad:  # a stage that holds only the head
+            held[op.writes[0]] = adjoint
+            return
+        if self.rule.recompute:  # two steps would run the blocks again twice
+            at_once(z_out, adjoint, z_in)
+        else:
+            self.go_back(z_out, adjoint, z_in)
+        held[op.writes[0]] = z_in.grad
+
+    def _close(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None
+        self.boundary.close(held[op.reads[0]], piece)
 
     def _seed(self, edge: Edge, piece: Piece) -> int:
         if edge == STEM:  # as `Boundary.open` has it

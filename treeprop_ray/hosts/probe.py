@@ -27,12 +27,12 @@ from treeprop_ray.core import factor
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.objective import head_loss
 from treeprop_ray.core.rng import derive, normal_rows
-from treeprop_ray.core.rule import Piece, Rule
-from treeprop_ray.data import HELD_OUT
+from treeprop_ray.core.rule import HeldOut, Piece, Rule
+from treeprop_ray.hosts.base import Held, Verb, there
 from treeprop_ray.schedule.ops import Op
 
 if TYPE_CHECKING:
-    from treeprop_ray.hosts.tree import Held, Host
+    from treeprop_ray.hosts.tree import TreeHost
 
 
 @dataclass
@@ -46,19 +46,18 @@ class HostProbe:
     tree_ce: dict[int, float] = field(default_factory=dict)  # spine node -> sum of batch means
     log_ratio: dict[int, float] = field(default_factory=dict)  # state -> sum of log q - log p
     final_ce: float = 0.0
-    draws: dict[tuple[int, int], list[float]] = field(default_factory=dict)
-    # (step, piece) -> this host's share of log q(z) - log p(z, y | x), place by place
+    draws: dict[tuple[HeldOut, int], list[float]] = field(default_factory=dict)
+    # (batch, piece) -> this host's share of log q(z) - log p(z, y | x), place by place
 
 
-def probe_parts(batches: int, draws: int, rule: Rule) -> Iterator[tuple[str, str, list[int]]]:
-    """(part, its calls, the steps it runs): step -1 - k - HELD_OUT * m is held-out batch k with the
-    m-th set of draws."""
-    steps = [-1 - k for k in range(batches)]
-    yield "tree", "tree", steps
-    yield "chain", "chain", steps
-    yield "states", "sweep", steps
+def probe_parts(batches: int, draws: int, rule: Rule) -> Iterator[tuple[str, str, list[HeldOut]]]:
+    """(part, its calls, the held-out batches it runs, with their draws)."""
+    once = [HeldOut(k) for k in range(batches)]
+    yield "tree", "tree", once
+    yield "chain", "chain", once
+    yield "states", "sweep", once
     if draws and has_density(rule):
-        yield "draws", "sweep", [s - HELD_OUT * m for m in range(1, draws + 1) for s in steps]
+        yield "draws", "sweep", [HeldOut(b.batch, m) for m in range(1, draws + 1) for b in once]
 
 
 def has_density(rule: Rule) -> bool:
@@ -75,12 +74,16 @@ def transition_sigma(rule: Rule) -> float:
 class Gauge:
     """The probe inside one host."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: TreeHost) -> None:
         self.host, self.tree, self.rule = host, host.tree, host.rule
         self.part = "tree"
         self.found = HostProbe()
         self.update: dict[str, dict[str, Tensor]] = {}  # g_hat of the chain blocks that live here
         self.graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (piece, block)
+        self.verbs: dict[str, Verb] = {
+            "ahead": self._do_ahead, "top": self._do_top, "back": self._do_back,
+            "weigh": self._do_weigh, "readout": self._do_readout,
+        }  # fmt: skip
         self._before = (host.current, host.data_seconds)
         self._rng = torch.get_rng_state()
         cuda = host.device.type == "cuda"
@@ -119,7 +122,7 @@ class Gauge:
     def _clear(self) -> None:
         for module in self.host.parts.values():
             module.zero_grad(set_to_none=True)
-        for _, losses in self.host.owned_losses():
+        for losses in self.host.losses.values():
             losses.take()
         if self.host.boundary:
             self.host.boundary.z_0.clear()
@@ -147,27 +150,30 @@ class Gauge:
 
     # -- ops ------------------------------------------------------------------------------------
 
-    def do(self, op: Op, held: Held, piece: Piece) -> None:
-        """One op of the probe's schedule."""
-        first = held[op.reads[0]]
-        assert first is not None
-        if op.verb == "ahead":
-            held[op.writes[0]] = self._ahead(op.n, first, piece)
-        elif op.verb == "top":
-            held[op.writes[0]] = self._top(first, piece)
-        elif op.verb == "back":
-            z_in, z_out = self.graphs.pop((piece.index, op.n))
-            z_out.backward(first)
-            held[op.writes[0]] = z_in.grad
-        elif op.verb == "weigh":
-            z_r, m_r = (held[name] for name in op.reads[1:]) if op.reads[1:] else (None, None)
-            held[op.writes[0]], held[op.writes[1]] = self._weigh(op.n, first, z_r, m_r, piece)
-        else:
-            self._readout(first, piece)
+    def _do_ahead(self, op: Op, held: Held, piece: Piece) -> None:
+        held[op.writes[0]] = self._ahead(op.n, there(held, op.reads[0]), piece)
+
+    def _do_top(self, op: Op, held: Held, piece: Piece) -> None:
+        held[op.writes[0]] = self._top(there(held, op.reads[0]), piece)
+
+    def _do_back(self, op: Op, held: Held, piece: Piece) -> None:
+        z_in, z_out = self.graphs.pop((piece.index, op.n))
+        z_out.backward(there(held, op.reads[0]))
+        held[op.writes[0]] = z_in.grad
+
+    def _do_weigh(self, op: Op, held: Held, piece: Piece) -> None:
+        z_r, m_r = (held[name] for name in op.reads[1:]) if op.reads[1:] else (None, None)
+        settled = there(held, op.reads[0])
+        held[op.writes[0]], held[op.writes[1]] = self._weigh(op.n, settled, z_r, m_r, piece)
+
+    def _do_readout(self, op: Op, held: Held, piece: Piece) -> None:
+        self._readout(there(held, op.reads[0]), piece)
 
     def _ahead(self, n: int, z: Tensor, piece: Piece) -> Tensor:
         z_in = z.detach().requires_grad_(z.is_floating_point())
-        z_out = self.host._run(self.host.parts[n - 1, n], z_in, self._seed(n, piece))
+        z_out = self.host.run_block(
+            self.host.parts[edge_name((n - 1, n))], z_in, self._seed(n, piece)
+        )
         self.graphs[piece.index, n] = (z_in, z_out)
         return z_out.detach()
 
@@ -181,7 +187,7 @@ class Gauge:
         def loss_of(state: Tensor) -> Tensor:
             return head_loss(head, state, labels, piece)
 
-        self.host._run(loss_of, leaf, self._seed(self.tree.N, piece)).backward()
+        self.host.run_block(loss_of, leaf, self._seed(self.tree.N, piece)).backward()
         assert leaf.grad is not None
         return leaf.grad
 
@@ -210,7 +216,7 @@ class Gauge:
         if node.r == n + 1 and z_r is not None and m_r is not None:
             right = self.host.nodes[n].right
             assert right is not None
-            z_r_hat = self.host._run(right, z_n, self._seed(n + 1, piece))
+            z_r_hat = self.host.run_block(right, z_n, self._seed(n + 1, piece))
             self._against_chain(n + 1, z_r, m_r, z_r_hat, piece)
         return z_n, mu
 
@@ -251,7 +257,7 @@ class Gauge:
             ce = cross_entropy(logits, labels.flatten(), reduction="none")
             return ce.view(len(labels), -1).sum(1)
 
-        ce = _wide(self.host._run(rows, z, self._seed(self.tree.N, piece)))
+        ce = _wide(self.host.run_block(rows, z, self._seed(self.tree.N, piece)))
         self.found.final_ce += float(ce.sum())
         self._share(ce, piece)
 
@@ -276,7 +282,8 @@ class Gauge:
         self._share(values, piece)
 
     def _share(self, values: Tensor, piece: Piece) -> None:
-        key = (piece.step, piece.index)
+        assert piece.held is not None
+        key = (piece.held, piece.index)
         before = self.found.draws.get(key, [0.0] * len(values))
         self.found.draws[key] = [a + b for a, b in zip(before, values.tolist(), strict=True)]
 

@@ -28,18 +28,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.scoring import Score
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.data import HELD_OUT
 from treeprop_ray.hosts.probe import HostProbe, has_density
-
-if TYPE_CHECKING:
-    from treeprop_ray.engine.base import Score
 
 WHOLE = [
     "cosine", "norm_bp", "norm_tree", "norm_bias", "descent", "kl", "kl_constant",
@@ -123,10 +119,11 @@ def bound(hosts: Sequence[HostProbe], tree: Tree, draws: int, labels: int) -> di
     row["F_ce"] = sum(host.final_ce for host in hosts) / (labels * draws)
     row["F"] = row["F_kl"] + row["F_ce"]
     groups: dict[tuple[int, int], list[torch.Tensor]] = {}  # (batch, piece) -> draws
-    for key in sorted({key for host in hosts for key in host.draws}):
-        shares = [host.draws[key] for host in hosts if key in host.draws]
+    keys = {key for host in hosts for key in host.draws}
+    for held, piece in sorted(keys, key=lambda key: (key[0].word, key[1])):
+        shares = [host.draws[held, piece] for host in hosts if (held, piece) in host.draws]
         draw = torch.tensor(shares, dtype=torch.float64).sum(0)
-        groups.setdefault(((-1 - key[0]) % HELD_OUT, key[1]), []).append(draw)
+        groups.setdefault((held.batch, piece), []).append(draw)
     nll = ess = count = 0.0
     for group in groups.values():
         log_w = -torch.stack(group)  # (draws, places)

@@ -10,15 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from treeprop_ray.config import Settings
 from treeprop_ray.core.factor import full
 from treeprop_ray.core.network import TreeNetwork
 from treeprop_ray.core.tree import Edge, Tree
-from treeprop_ray.engine.base import network_through, path_states
+from treeprop_ray.engine.base import path_states
+from treeprop_ray.errors import UserError
+from treeprop_ray.inference.paths import Network, network_through
 
+THRESHOLDS = [0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0]
 # A softmax is below 1 whatever it is rounded to, so threshold 1 always goes to the full chain.
 BELOW_ONE = math.nextafter(1.0, 0.0)
 
@@ -33,14 +38,38 @@ class Exits:
     correct: Tensor  # bool
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """A threshold's outcome: share of correct samples, mean blocks run, share leaving per exit."""
 
     threshold: float
     accuracy: float
     blocks: float
     left_at: tuple[float, ...]
+
+
+def thresholds_of(given: Any) -> list[float]:
+    """A number or a list of numbers in [0, 1]; None is the default list."""
+    values = THRESHOLDS if given is None else given if isinstance(given, list) else [given]
+    for value in values:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value <= 1:
+            raise UserError(f"threshold={given}: a number in [0, 1], or a list such as [0.5,0.9,1]")
+    if not values:
+        raise UserError("threshold=[]: at least one number in [0, 1]")
+    return sorted({float(value) for value in values})
+
+
+def with_exits(network: Network, settings: Settings) -> TreeNetwork:
+    """The network of a run whose samples may stop early; UserError where they cannot."""
+    if settings.method != "tree" or not isinstance(network, TreeNetwork):
+        kind = f"method={settings.method} model.name={settings.model.name}"
+        raise UserError(f"mode=adaptive: a run with {kind} has no short paths")
+    if settings.model.name == "gpt":
+        raise UserError(
+            "mode=adaptive: a token that stops early leaves no state for later tokens to "
+            "attend to; use path=all, or generate with draft="
+        )
+    return network
 
 
 def blocks_run(tree: Tree, paths: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What `train` must know of a network to log, score and describe a run. Pure Python, no torch."""
+"""What a trainer must know of a method to log, score and describe a run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from treeprop_ray.config import Settings
-from treeprop_ray.core.jumps import jumps, window_of
+from treeprop_ray.core.scoring import Score
 from treeprop_ray.core.tree import Tree
-
-if TYPE_CHECKING:
-    from treeprop_ray.engine.base import Score
-
 
 LATE = 10  # epochs
 
@@ -80,6 +74,21 @@ class Outline:
             return loss < best.get("loss", math.inf)
         return accuracy > best["accuracy"]
 
+    def table(
+        self, paths: Mapping[str, Sequence[int]], scores: Mapping[str, Mapping[str, Score]]
+    ) -> str:
+        """Accuracy (or perplexity) of paths on every split, as plain text."""
+        lines = [f"{'path':<10} {'blocks':>6}  " + "  ".join(f"{split:>10}" for split in scores)]
+        if self.perplexity:
+            lines.insert(0, "perplexity = exp(mean token loss)")
+        for name, path in paths.items():
+            cells = "  ".join(f"{self.show(scores[split][name]):>10}" for split in scores)
+            shown = [str(i) for i in path]
+            if len(shown) > 40:
+                shown[3:-1] = ["…"]
+            lines.append(f"{name:<10} {self.blocks(path):>6}  {cells}   {'-'.join(shown)}")
+        return "\n".join(lines)
+
     def over_epochs(self, tests: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
         """Of the test figures of many epochs: the best ones, and the mean of the last ten."""
         if not tests:
@@ -94,43 +103,3 @@ class Outline:
 def perplexity(loss: float) -> float:
     """exp(mean token loss); infinite where a float cannot hold it."""
     return math.exp(loss) if loss < 700 else math.inf
-
-
-def layerwise(tree: Tree, deployed: frozenset[str]) -> Outline:
-    """A run of CFF+M: a contrastive loss at every layer, cross-entropy at the head.
-
-    A layer runs twice in a step, on two views of the batch; in the second stage all layers run
-    once, forward only, and the head once.
-    """
-    layer = {"contrast": 1.0, "clamped": 0.0}
-    weights = {n: dict(layer) for n in range(1, tree.N)}
-    weights[tree.N - 1]["validation"] = 0.0
-    weights[tree.N] = {"ce": 1.0}
-    applications = 2 * (tree.N - 1)
-    return Outline(tree, {"full": tree.chain}, weights, deployed, applications, curves="layer")
-
-
-def over_time(settings: Settings) -> Outline:
-    """A recurrent run: losses by depth, the tree readout and the deployed chain."""
-    time = settings.time
-    tree = Tree(2**time.depth)
-    deployed = frozenset({"f0", "readout"})
-    if settings.method != "tree":
-        return Outline(
-            tree, {"full": tree.chain}, {0: {"ce": 1.0}}, deployed, tree.N, "depth", True, 1
-        )
-    terms: dict[int, dict[str, float]] = {d: {"ce": 1.0} for d in range(time.depth)}
-    for d in range(time.depth - 1):
-        terms[d]["right"] = 1.0  # the coarsest depth has one node, whose target is the label
-    if time.sweeps:
-        terms[0]["cons"] = time.lambda_cons
-    spine = tree.spine_paths
-    # two applications per node; the first sweep is already there when others follow
-    applications = 2 * (tree.N - 1) + max(time.sweeps - 1, min(1, time.sweeps)) * tree.N
-    if time.recipe == "lookahead":  # the deployed cell has no nodes: the tree ends at depth 1
-        moved = [len(m) for m in jumps(time.depth, window_of(time.depth)).values()]
-        terms[0] = {"roll": 1.0, "look": 1.0} if moved else {"roll": 1.0}
-        applications += sum(moved)
-        spine = spine[:-1] or spine
-    paths = {"tree": spine[-1], "full": tree.chain}
-    return Outline(tree, paths, terms, deployed, applications, "depth", True, 1)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from treeprop_ray.config import Settings, dotted, family_of, imported
+from treeprop_ray.core.network import Blueprint, Shape
+from treeprop_ray.errors import UserError
+from treeprop_ray.models import gpt, mlp, vit
 
-from treeprop_ray.config import family_of
-from treeprop_ray.core.network import Blueprint
-
-if TYPE_CHECKING:
-    from treeprop_ray.config import Settings
-    from treeprop_ray.data import DataSet, Shape
+MODELS = {"mlp": mlp.blueprint, "vit": vit.blueprint, "gpt": gpt.blueprint}
 
 
-def blueprint(settings: Settings, data: DataSet | Shape) -> Blueprint:
-    """How to make each part of the network that the settings name, for this data."""
-    from treeprop_ray.models import gpt, mlp, vit
+def blueprint(settings: Settings, shape: Shape) -> Blueprint:
+    """How to make each part of the network that the settings name, for data of this shape.
 
-    make = {"mlp": mlp.blueprint, "vit": vit.blueprint, "gpt": gpt.blueprint}[settings.model.name]
-    return make(settings.model, data.input_shape, data.classes, family_of(settings))
+    `model.name=package.module:factory` calls factory(settings.model, shape), which gives a
+    Blueprint.
+    """
+    name = settings.model.name
+    if not dotted(name):
+        make = MODELS[name]
+        return make(settings.model, shape.input_shape, shape.classes, family_of(settings))
+    recipe = imported("model.name", name)(settings.model, shape)
+    if not isinstance(recipe, Blueprint):
+        raise UserError(f"model.name={name}: must give a Blueprint, not {type(recipe).__name__}")
+    return recipe

@@ -6,20 +6,18 @@ The time tree is Tree(2**D): an edge (l, r) of length 2**d is served by f_d on x
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from treeprop_ray.config import Settings
 from treeprop_ray.core.cells import CELLS, GRUCell
+from treeprop_ray.core.network import Shape, count_parameters
 from treeprop_ray.core.rng import seeded
+from treeprop_ray.core.scoring import Score, count
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.engine.base import Score, count
-
-if TYPE_CHECKING:
-    from treeprop_ray.config import Settings
-    from treeprop_ray.data import DataSet, Shape
 
 READOUT = "readout"
 
@@ -34,7 +32,7 @@ def part_names(depth: int) -> list[str]:
     return [*(cell_name(d) for d in range(depth)), READOUT]
 
 
-def make_part(settings: Settings, shape: DataSet | Shape, name: str) -> nn.Module:
+def make_part(settings: Settings, shape: Shape, name: str) -> nn.Module:
     """A freshly initialised cell or the readout; depends on (seed, name) only."""
     hidden, size = settings.model.hidden, shape.input_shape[1]
     with seeded(settings.seed, "init", name):
@@ -44,6 +42,29 @@ def make_part(settings: Settings, shape: DataSet | Shape, name: str) -> nn.Modul
         else:
             module = CELLS[settings.model.name](2 ** int(name[1:]) * size, hidden)
     return module.to(shape.dtype)
+
+
+@dataclass(frozen=True)
+class TimeBlueprint:
+    """How to make the cells and the readout of a recurrent network."""
+
+    settings: Settings
+    shape: Shape
+    family: str = "gaussian"
+    stem_trains: bool = False
+
+    @property
+    def N(self) -> int:
+        """Number of symbols."""
+        return 2**self.settings.time.depth
+
+    def parts(self, names: Sequence[str], seed: int, dtype: torch.dtype) -> dict[str, nn.Module]:
+        """The parts of some names."""
+        return {name: make_part(self.settings, self.shape, name) for name in names}
+
+    def count_parameters(self, name: str) -> int:
+        """Numbers in a part."""
+        return count_parameters(make_part(self.settings, self.shape, name))
 
 
 class TimePath(nn.Module):
@@ -75,16 +96,10 @@ class TimeNetwork(nn.Module):
         self.module = nn.ModuleDict(dict(parts))
 
     @classmethod
-    def of(
-        cls, settings: Settings, shape: DataSet | Shape, weights: Mapping[str, Tensor] | None = None
-    ) -> TimeNetwork:
-        """The network of a run: freshly initialised, or with the weights of a checkpoint."""
-        depth = settings.time.depth
-        names = part_names(depth) if settings.method == "tree" else [cell_name(0), READOUT]
-        made = cls(depth, {name: make_part(settings, shape, name) for name in names})
-        if weights is not None:
-            made.load(weights)
-        return made
+    def of(cls, settings: Settings, shape: Shape, names: Sequence[str]) -> TimeNetwork:
+        """A freshly initialised network of some parts."""
+        parts = {name: make_part(settings, shape, name) for name in names}
+        return cls(settings.time.depth, parts)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take up weights keyed as in checkpoints: `f0/weight_ih`."""

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
 import pandas as pd
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 from matplotlib.patches import Patch
 
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.methods.outline import Outline
+from treeprop_ray.reporting.plot import plt, save
 from treeprop_ray.reporting.timeline import COLORS
 from treeprop_ray.schedule.ops import Layout
 from treeprop_ray.schedule.tree import one_piece
-
-if TYPE_CHECKING:
-    from treeprop_ray.inference.adaptive import Point
 
 
 def run_figures(folder: Path, outline: Outline) -> None:
@@ -40,10 +32,7 @@ def run_figures(folder: Path, outline: Outline) -> None:
         tree_loss(tree, {n: steps[f"loss/{n}"].iloc[-1] for n in tree.nodes}, out / "tree_loss.png")
     epochs = rows[rows.kind == "epoch"]
     if not epochs.empty:
-        if outline.perplexity:
-            path_perplexity(epochs, out / "path_perplexity.png")
-        else:
-            path_accuracy(epochs, out / "path_accuracy.png")
+        path_scores(epochs, outline.perplexity, out)
 
 
 def tree_loss(
@@ -76,7 +65,7 @@ def tree_loss(
     ax.set_yticks(range(1, tree.depth + 1))
     ax.set_title(title)
     fig.colorbar(points, ax=ax)
-    _save(fig, target)
+    save(fig, target)
 
 
 def loss_curves(steps: pd.DataFrame, places: list[int], kind: str, out: Path) -> None:
@@ -87,52 +76,21 @@ def loss_curves(steps: pd.DataFrame, places: list[int], kind: str, out: Path) ->
     ax.set(xlabel="step", ylabel="loss", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend()
-    _save(fig, out / f"{kind}_loss.png")
+    save(fig, out / f"{kind}_loss.png")
 
 
-def path_accuracy(epochs: pd.DataFrame, target: Path) -> None:
-    """Validation accuracy of every path over the epochs."""
+def path_scores(epochs: pd.DataFrame, perplexity: bool, out: Path) -> None:
+    """Validation score of every path over the epochs: path_accuracy.png or path_perplexity.png."""
     fig, ax = plt.subplots(figsize=(6, 4))
-    for column in (c for c in epochs.columns if c.startswith("accuracy/")):
-        ax.plot(epochs.epoch, 100 * epochs[column], marker=".", label=column.partition("/")[2])
-    ax.set(xlabel="epoch", ylabel="validation accuracy (%)")
+    start = "val_loss/" if perplexity else "accuracy/"
+    for column in (c for c in epochs.columns if c.startswith(start)):
+        values = np.exp(epochs[column].astype(float)) if perplexity else 100 * epochs[column]
+        ax.plot(epochs.epoch, values, marker=".", label=column.partition("/")[2])
+    kind, unit, scale = ("perplexity", "", "log") if perplexity else ("accuracy", " (%)", "linear")
+    ax.set(xlabel="epoch", ylabel=f"validation {kind}{unit}", yscale=scale)
     ax.grid(alpha=0.3)
     ax.legend()
-    _save(fig, target)
-
-
-def path_perplexity(epochs: pd.DataFrame, target: Path) -> None:
-    """Validation perplexity of every path over the epochs."""
-    fig, ax = plt.subplots(figsize=(6, 4))
-    for column in (c for c in epochs.columns if c.startswith("val_loss/")):
-        name = column.partition("/")[2]
-        ax.plot(epochs.epoch, np.exp(epochs[column].astype(float)), marker=".", label=name)
-    ax.set(xlabel="epoch", ylabel="validation perplexity", yscale="log")
-    ax.grid(alpha=0.3)
-    ax.legend()
-    _save(fig, target)
-
-
-def adaptive(
-    points: Sequence[Point], fixed: Mapping[str, tuple[int, float]], split: str, target: Path
-) -> None:
-    """Accuracy over mean blocks run, a point per threshold; crosses: every sample on one path."""
-    fig, ax = plt.subplots(figsize=(6, 4))
-    near = {"textcoords": "offset points", "fontsize": 7}
-    places: dict[tuple[float, float], float] = {}  # thresholds that change nothing share a label
-    for p in points:
-        places.setdefault((p.blocks, 100 * p.accuracy), p.threshold)
-    ax.plot(*zip(*places, strict=True), marker=".", label="adaptive, by threshold")
-    for place, threshold in places.items():
-        ax.annotate(f"{threshold:g}", place, xytext=(3, 5), **near)
-    crosses = {name: (blocks, 100 * accuracy) for name, (blocks, accuracy) in fixed.items()}
-    ax.scatter(*zip(*crosses.values(), strict=True), marker="x", color="0.3", label="one path")
-    for name, place in crosses.items():
-        ax.annotate(name, place, xytext=(4, -10), **near)
-    ax.set(xlabel="blocks run per sample (mean)", ylabel=f"{split} accuracy (%)")
-    ax.grid(alpha=0.3)
-    ax.legend()
-    _save(fig, target)
+    save(fig, out / f"path_{kind}.png")
 
 
 def schedule(tree: Tree, rule: Rule) -> plt.Figure:
@@ -150,29 +108,12 @@ def schedule(tree: Tree, rule: Rule) -> plt.Figure:
             verbs = {op.verb for op in call.ops}
             both = call.phase != "backward" and "backward" in verbs
             text = f"{call.level}" + ("+b" if both else "")
-            ax.text(
-                column + 0.5,
-                place[call.host],
-                text,
-                ha="center",
-                va="center",
-                color="w",
-                fontsize=7,
-            )
+            middle = (column + 0.5, place[call.host])
+            ax.text(*middle, text, ha="center", va="center", color="w", fontsize=7)
     ax.set_yticks(range(len(rows)), rows, fontsize=8)
     ax.invert_yaxis()
     ax.set(xlabel="wave", title="waves of a step; number: level, +b: with its backward")
-    ax.legend(
-        handles=[Patch(color=c, label=p) for p, c in used.items()],
-        fontsize=7,
-        loc="upper left",
-        bbox_to_anchor=(1, 1),
-    )
+    patches = [Patch(color=color, label=phase) for phase, color in used.items()]
+    ax.legend(handles=patches, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     fig.tight_layout()
     return fig
-
-
-def _save(fig: plt.Figure, target: Path) -> None:
-    fig.tight_layout()
-    fig.savefig(target, dpi=120)
-    plt.close(fig)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from treeprop_ray import config
 from treeprop_ray.config import RESUMABLE, Settings
+from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
+from treeprop_ray.hosts.probe_row import WHOLE
+from treeprop_ray.reporting.figures import schedule
+from treeprop_ray.reporting.plot import plt
 from treeprop_ray.run.reading import run_settings
 
 STYLE = """
@@ -117,10 +125,6 @@ def accuracy(summary: dict[str, Any] | None) -> str:
 
 def probe_section(folder: Path) -> list[str]:
     """First and last row of probe.csv, side by side."""
-    import pandas as pd
-
-    from treeprop_ray.hosts.probe_row import WHOLE
-
     path = folder / "probe.csv"
     rows = pd.read_csv(path) if path.is_file() else None
     if rows is None or rows.empty:
@@ -138,13 +142,13 @@ def probe_section(folder: Path) -> list[str]:
 
 def figures(settings: Settings, summary: dict[str, Any] | None, folder: Path) -> list[str]:
     """The figures of the run folder, and the schedule where no actors were timed."""
-    found = {p.stem: p.read_bytes() for p in (folder / "figures").glob("*.png")}
+    pictures = {p.stem: p.read_bytes() for p in (folder / "figures").glob("*.png")}
     over_blocks = settings.method == "tree" and not config.recurrent(settings)
-    if "waves" not in found and over_blocks and summary and summary["N"] <= DRAWN:
-        found["schedule"] = schedule_picture(settings, summary["N"])
-    known = [name for name in FIGURES if name in found]
-    others = sorted(set(found) - set(known))
-    return [figure(name, found[name], FIGURES.get(name, name)) for name in [*known, *others]]
+    if "waves" not in pictures and over_blocks and summary and summary["N"] <= DRAWN:
+        pictures["schedule"] = schedule_picture(settings, summary["N"])
+    known = [name for name in FIGURES if name in pictures]
+    others = sorted(set(pictures) - set(known))
+    return [figure(name, pictures[name], FIGURES.get(name, name)) for name in [*known, *others]]
 
 
 def figure(name: str, png: bytes, caption: str) -> str:
@@ -158,14 +162,6 @@ def figure(name: str, png: bytes, caption: str) -> str:
 
 def schedule_picture(settings: Settings, N: int) -> bytes:
     """The waves of one step with an actor per node, as a PNG."""
-    import io
-
-    from matplotlib import pyplot as plt
-
-    from treeprop_ray.core.rule import Rule
-    from treeprop_ray.core.tree import Tree
-    from treeprop_ray.reporting.figures import schedule
-
     fig = schedule(Tree(N, settings.split), Rule.of(settings, config.family_of(settings)))
     out = io.BytesIO()
     fig.savefig(out, format="png", dpi=110)

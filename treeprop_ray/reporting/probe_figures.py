@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-from matplotlib import pyplot as plt
 
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.reporting.figures import _save, tree_loss
+from treeprop_ray.reporting.figures import tree_loss
+from treeprop_ray.reporting.plot import plt, save
 
 
 def draw(folder: Path, tree: Tree) -> None:
@@ -49,7 +49,7 @@ def alignment(rows: pd.DataFrame, target: Path) -> None:
     right.legend(fontsize=8)
     for ax in (left, right):
         ax.grid(alpha=0.3)
-    _save(fig, target)
+    save(fig, target)
 
 
 def blocks(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
@@ -64,7 +64,7 @@ def blocks(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
     ax.set_xticks(list(shown), [str(int(rows.step.iloc[i])) for i in shown])
     ax.set(xlabel="step", ylabel="chain block", title="cosine per block")
     fig.colorbar(image, ax=ax)
-    _save(fig, target)
+    save(fig, target)
 
 
 def kl_states(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
@@ -81,7 +81,7 @@ def kl_states(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
     ax.set_title("KL of each state's factor to the chain's transition")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=7)
-    _save(fig, target)
+    save(fig, target)
 
 
 def leak(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
@@ -94,7 +94,7 @@ def leak(rows: pd.DataFrame, tree: Tree, target: Path) -> None:
     ax.set(xlabel="step", ylabel="clean CE - tree CE (nats)", title="label leak per spine level")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8)
-    _save(fig, target)
+    save(fig, target)
 
 
 def bound(rows: pd.DataFrame, target: Path) -> None:
@@ -111,4 +111,4 @@ def bound(rows: pd.DataFrame, target: Path) -> None:
     ax.set(xlabel="step", ylabel="nats per label", title="the variational bound", yscale="log")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8)
-    _save(fig, target)
+    save(fig, target)

@@ -13,6 +13,7 @@ import pandas as pd
 
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
+from treeprop_ray.reporting.page import changed
 from treeprop_ray.reporting.probe_figures import draw
 from treeprop_ray.reporting.tables import markdown
 from treeprop_ray.run.reading import run_settings
@@ -28,14 +29,14 @@ def write(runs: Sequence[str], out: str, keep: Sequence[str] = ()) -> Path:
 
     Sections named in `keep` stay as the file has them: their run folders may be gone.
     """
-    found = [read(run) for run in runs]
+    probed = [read(run) for run in runs]
     target, folder = Path(out) / "probe.md", Path(out) / "probe"
     before = stored_sections(target)
     if missing := [name for name in keep if name not in before]:
         raise UserError(f"keep={missing[0]}: {target} has the sections {', '.join(before) or '-'}")
     folder.mkdir(parents=True, exist_ok=True)
     sections = [before[name] for name in keep]
-    sections += [section(run, summary, rows, folder) for run, summary, rows in found]
+    sections += [section(run, summary, rows, folder) for run, summary, rows in probed]
     kept = f"keep=[{','.join(keep)}] " if keep else ""
     lines = [
         "# The probe on real runs",
@@ -97,8 +98,6 @@ def write_list(runs: Sequence[str], out: str) -> Path:
 
 def line_of(run: Path, summary: dict[str, Any] | None, rows: pd.DataFrame) -> dict[str, Any]:
     """A run in one line of the list."""
-    from treeprop_ray.reporting.page import changed
-
     clean = next(c for c in reversed(rows.columns) if c.startswith("clean_ce/"))
     first, last = rows.iloc[0], rows.iloc[-1]
     early, late = thirds(rows)
@@ -208,8 +207,6 @@ def outcome(summary: dict[str, Any] | None) -> str:
 def origin(run: Path, summary: dict[str, Any] | None) -> list[str]:
     """Command, commit and hardware; a stopped run has left its settings only."""
     if summary is None:
-        from treeprop_ray.reporting.page import changed
-
         words = " ".join(f"{k}={v}" for k, v in changed(run_settings(str(run))))
         return [f"Settings that differ from the defaults: `{words}`  ", "Commit not recorded."]
     hardware = f"{summary['hardware']['cores']} cores, {summary['hardware']['cpu']}"

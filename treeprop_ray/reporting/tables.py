@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +53,10 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.4f}"
     return str(value)
+
+
+def columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str]) -> str:
+    """Rows as aligned plain text, two spaces apart."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(map(justify, row, widths)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from treeprop_ray.engine.base import Span
+from matplotlib.patches import Patch
+
+from treeprop_ray.engine.base import Span
+from treeprop_ray.reporting.plot import plt
 
 COLORS = {
     "stem": "#7f7f7f", "forward": "#1f77b4", "head": "#9467bd", "settle": "#17becf",
@@ -38,12 +39,6 @@ def write_timeline(spans: Sequence[Span], target: Path) -> None:
 
 def draw_waves(spans: Sequence[Span], target: Path) -> None:
     """The last whole step: a row per actor, a box per call, coloured by phase."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.patches import Patch
-
     step = max(s.step for s in spans)
     mine = [s for s in spans if s.step == step]
     names = sorted({s.actor for s in mine}, key=_order)

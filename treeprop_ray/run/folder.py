@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import shutil
@@ -12,15 +13,15 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from treeprop_ray import config
 from treeprop_ray.config import Settings
 from treeprop_ray.errors import UserError
 from treeprop_ray.run.storage import Storage, storage_at
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class RunFolder:
@@ -74,8 +75,6 @@ class RunFolder:
 
     def keep_permutation(self, permutation: Tensor | None) -> None:
         """Store the order in which sequences are read; a run taken up again must have the same."""
-        from treeprop_ray.run.reading import check_permutation
-
         if permutation is not None:
             check_permutation(str(self.path), permutation)
             (self.path / "permutation.json").write_text(json.dumps(permutation.tolist()))
@@ -85,6 +84,27 @@ class RunFolder:
         aside = self.path / "summary.json.tmp"
         aside.write_text(json.dumps({**figures, **provenance(self.command)}, indent=2) + "\n")
         aside.replace(self.path / "summary.json")
+
+
+def run_settings(run: str) -> Settings:
+    """The settings of a run folder."""
+    if not run:
+        raise UserError("run= : give a run folder, e.g. run=results/runs/<name>")
+    path = Path(run)
+    if not path.is_dir():
+        raise UserError(f"run={run}: no such folder")
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"run={run}: holds no config.yaml, so it is no run folder")
+    return config.load_file(path / "config.yaml")
+
+
+def check_permutation(run: str, permutation: Tensor | None) -> None:
+    """The order in which a run has read its numbers is the one that this program would use."""
+    stored = Path(run) / "permutation.json"
+    if permutation is None or not stored.is_file():
+        return
+    if json.loads(stored.read_text()) != permutation.tolist():
+        raise UserError(f"{stored}: is not the permutation that data.permuted=true gives here")
 
 
 def checkpoints_of(settings: Settings, folder: Path) -> Storage:
@@ -104,8 +124,6 @@ def provenance(command: str | None = None) -> dict[str, Any]:
 
     `command` stands in for this process's own where that is not what a user would repeat.
     """
-    import torch
-
     packages = ("treeprop_ray", "torch", "ray", "numpy", "omegaconf", "safetensors")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
@@ -154,8 +172,6 @@ def _git(*words: str) -> str:
 
 
 def _cores() -> int:
-    import os
-
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

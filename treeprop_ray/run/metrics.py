@@ -11,8 +11,9 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from treeprop_ray.core.optim import OptimizerRule, global_norm
-from treeprop_ray.engine.base import Score, StepReport
+from treeprop_ray.core.scoring import Score
 from treeprop_ray.errors import warn
+from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.methods.outline import Outline
 
 
@@ -41,16 +42,21 @@ class MetricsFile:
 
 
 class Log:
-    """Writes metrics.csv and TensorBoard events; keeps what the progress line shows."""
+    """Writes metrics.csv and TensorBoard events, if there is a folder; keeps what is shown."""
 
-    def __init__(self, folder: Path, outline: Outline, step: int, optimizer: OptimizerRule) -> None:
+    def __init__(
+        self, folder: Path | None, outline: Outline, step: int, optimizer: OptimizerRule
+    ) -> None:
         columns = [
             "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "data_share",
             "clean_ce", "tree_ce", "leak", *outline.columns, "test_accuracy", "test_loss",
         ]  # fmt: skip
         self.outline, self.optimizer = outline, optimizer
-        self.file = MetricsFile(folder / "metrics.csv", columns, step)
-        self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
+        self.file: MetricsFile | None = None
+        if folder:
+            self.file = MetricsFile(folder / "metrics.csv", columns, step)
+            purge = step + 1 if step else None
+            self.board = SummaryWriter(folder / "tensorboard", purge_step=purge)
         self.loss = float("nan")
         self.leak: float | None = None
         self._warned = False
@@ -124,6 +130,8 @@ class Log:
         self._last = (self._last[0] + seconds, self._last[1])
 
     def _write(self, row: dict[str, Any]) -> None:
+        if not self.file:
+            return
         self.file.write(row)
         for key, value in row.items():
             if isinstance(value, float):
@@ -131,5 +139,6 @@ class Log:
 
     def close(self) -> None:
         """Close the files."""
-        self.file.close()
-        self.board.close()
+        if self.file:
+            self.file.close()
+            self.board.close()

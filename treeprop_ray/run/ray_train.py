@@ -12,75 +12,44 @@ import csv
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ray.train
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2.api.exceptions import TrainingFailedError
+from torch import distributed
+
 from treeprop_ray.engine import runtime
 from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.run.callbacks import Callback, Scores
+from treeprop_ray.run.trainer import Trainer
 from treeprop_ray.schedule.placement import resources
-from treeprop_ray.train import Trainer
 
 
-class Leader(Trainer):
-    """Worker 0; also tells Ray Train of every checkpoint."""
+class Report(Callback):
+    """Figures for Ray Train's own records; all workers report together."""
 
-    def _save(self, step: int, epoch: int, scores: Mapping[str, Any], wall: float) -> None:
-        super()._save(step, epoch, scores, wall)
-        report({"step": step, "epoch": epoch, **{n: s.accuracy for n, s in scores.items()}})
-
-
-class Follower(Trainer):
-    """A worker that writes nothing."""
-
-    def _open(self) -> None:
-        pass
-
-    def _make_log(self) -> Any:
-        return _NoLog()
-
-    def _save(self, step: int, epoch: int, scores: Mapping[str, Any], wall: float) -> None:
-        report({"step": step})
-
-    def _finish(self) -> dict[str, Any]:
-        self._final_scores()
-        return {}
-
-
-class _NoLog:
-    """Takes what a log takes."""
-
-    loss = 0.0
-
-    def step(self, *_: Any) -> None:
-        """Nothing."""
-
-    def epoch(self, *_: Any) -> None:
-        """Nothing."""
-
-
-def report(metrics: dict[str, Any]) -> None:
-    """Figures for Ray Train's own records; all workers call this together."""
-    import ray.train
-
-    ray.train.report(metrics)
+    def on_checkpoint(self, run: Trainer, done: int, scores: Scores) -> None:
+        accuracy = {name: score.accuracy for name, score in scores.items()}
+        ray.train.report({"step": done, "epoch": run.epoch, **accuracy})
 
 
 def worker(config: dict[str, Any]) -> None:
     """What runs in each worker; torch's process group is there."""
-    from torch import distributed
-
     os.chdir(config["cwd"])
-    (Leader if distributed.get_rank() == 0 else Follower)(config["settings"]).train()
+    leads = distributed.get_rank() == 0
+    callbacks = [Report(), *(config["callbacks"] if leads else [])]
+    Trainer.of(config["settings"], callbacks=callbacks, writes=leads).train()
 
 
-def train(trainer: Trainer) -> dict[str, Any]:
-    """Run a run to its end in workers; returns its summary."""
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
-
+def train_in_workers(trainer: Trainer, callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """Run a run to its end in workers; `callbacks` are the first worker's. Returns its summary."""
     settings, folder = trainer.settings, trainer.folder
+    assert folder is not None
     owns = runtime.start(settings.ray)
     try:
         cluster = runtime.cluster()
@@ -89,9 +58,13 @@ def train(trainer: Trainer) -> dict[str, Any]:
             raise UserError(f"hosts={workers}: more pieces than batch={settings.batch} samples")
         cpus, gpus = resources(settings, workers, cluster)
         folder.open()  # fresh=true is done with; workers take up what is there
-        made = TorchTrainer(
+        torch_trainer = TorchTrainer(
             worker,
-            train_loop_config={"settings": replace(settings, fresh=False), "cwd": os.getcwd()},
+            train_loop_config={
+                "settings": replace(settings, fresh=False),
+                "cwd": os.getcwd(),
+                "callbacks": list(callbacks),
+            },
             torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
             scaling_config=ScalingConfig(
                 num_workers=workers,
@@ -102,7 +75,7 @@ def train(trainer: Trainer) -> dict[str, Any]:
             run_config=RunConfig(name="ray_train", storage_path=str(folder.path.absolute())),
         )
         with shown(folder.path / "metrics.csv"):
-            fit(made)
+            fit(torch_trainer)
     finally:
         if owns:
             runtime.stop()
@@ -111,12 +84,10 @@ def train(trainer: Trainer) -> dict[str, Any]:
     return dict(summary)
 
 
-def fit(made: Any) -> None:
+def fit(trainer: TorchTrainer) -> None:
     """TorchTrainer.fit whose errors are one line."""
-    from ray.train.v2.api.exceptions import TrainingFailedError
-
     try:
-        made.fit()
+        trainer.fit()
     except TrainingFailedError as e:
         failures = getattr(e, "worker_failures", {})
         for error in failures.values():

@@ -137,25 +137,38 @@ def decide(settings: Settings, tree: Tree, cluster: Cluster) -> tuple[str, int]:
     return "packed", settings.hosts or max(1, min(cluster.devices, lanes))
 
 
-def plan(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:
-    """The plan for a run; raises UserError with the arithmetic when it can never fit."""
+def plan_tree(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:
+    """Nodes over actors; raises UserError with the arithmetic when it can never fit."""
     kind, actors = decide(settings, tree, cluster)
-    if settings.method != "tree":
-        actors = min(actors, tree.N)
-        layout = Layout({k: k for k in range(actors)})
-        names = tuple(f"{run}/stage-{k}" for k in range(actors))
-    elif kind == "per_node":
+    if kind == "per_node":
         layout = Layout({n: n for n in tree.nodes})
-        names = (f"{run}/boundary", *(f"{run}/node-{n}" for n in tree.nodes))
+        names = ("boundary", *(f"node-{n}" for n in tree.nodes))
     else:
         layout = pack(tree, actors)
-        names = tuple(f"{run}/host-{h}" for h in range(actors))
-    cpus, gpus = resources(settings, actors, cluster)
+        names = tuple(f"host-{h}" for h in range(actors))
     layout = replace(layout, one_machine=len(cluster.nodes) == 1)
+    return fitted(settings, layout, [f"{run}/{name}" for name in names], cluster)
+
+
+def plan_stages(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:
+    """A chain's blocks over actors, in runs of equal length."""
+    actors = min(decide(settings, tree, cluster)[1], tree.N)
+    layout = Layout({k: k for k in range(actors)}, one_machine=len(cluster.nodes) == 1)
+    return fitted(settings, layout, [f"{run}/stage-{k}" for k in range(actors)], cluster)
+
+
+def alone(tree: Tree, device: str) -> Plan:
+    """Everything in one process."""
+    return Plan(Layout.single(tree), ("local",), 0.0, 0.0, device=device)
+
+
+def fitted(settings: Settings, layout: Layout, names: Sequence[str], cluster: Cluster) -> Plan:
+    """A plan with the resources of every actor; UserError when the cluster can never hold it."""
+    cpus, gpus = resources(settings, len(names), cluster)
     device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
-    made = Plan(layout, names, cpus, gpus, settings.strategy, device)
-    check_fits(made, cluster)
-    return made
+    plan = Plan(layout, tuple(names), cpus, gpus, settings.strategy, device)
+    check_fits(plan, cluster)
+    return plan
 
 
 def resources(settings: Settings, actors: int, cluster: Cluster) -> tuple[float, float]:

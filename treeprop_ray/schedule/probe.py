@@ -20,7 +20,6 @@ import itertools
 from treeprop_ray.core.tree import Node, Tree
 from treeprop_ray.schedule.ops import Call, Layout, Op, Wave, interleave, make_calls
 
-PROBE_VERBS = frozenset({"ahead", "top", "back", "weigh", "readout"})
 Rows = tuple[int, str, int, dict[int, list[Op]]]
 
 

@@ -100,6 +100,12 @@ def windows(D: int, shards: int, sweeps: int = 0) -> list[Window]:
     ]
 
 
+def whole_step(pieces: int) -> list[Call]:
+    """One host has everything and does it in one op."""
+    op = Op("whole", 0)
+    return [Call("forward", 0, BOUNDARY, piece, (op,), (), (), True) for piece in range(pieces)]
+
+
 def one_time_step(
     D: int, pieces: int, shards: int = 1, sweeps: int = 0, lookahead: bool = False
 ) -> list[Call]:

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
+from treeprop_ray.reporting.plot import plt, save
 from treeprop_ray.sweep.space import VALUE, Figure, show
 from treeprop_ray.sweep.table import Section
 
@@ -28,9 +24,7 @@ def draw(made: Sequence[Section], target: Path) -> bool:
         kinds[wanted.kind](ax, section, wanted)
         epochs = next(r["epochs"] for r in section.rows if r["status"] == "finished")
         ax.set_title(f"{section.sweep.base}, {epochs} epochs")
-    fig.tight_layout()
-    fig.savefig(target, dpi=120, metadata={"Software": None})
-    plt.close(fig)
+    save(fig, target, metadata={"Software": None})
     return True
 
 

@@ -9,21 +9,21 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray import tune
 from ray.tune import Callback
 
-from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.engine import runtime
+from treeprop_ray.engine.base import Score
+from treeprop_ray.errors import TrainingError, UserError, first_line
 from treeprop_ray.schedule.placement import Cluster
 from treeprop_ray.sweep.plan import FINISHED, STOPPED, Sweep, Trial, past_trials, read_json
 from treeprop_ray.sweep.resources import need, pin
 from treeprop_ray.sweep.rows import log_command
+from treeprop_ray.sweep.search import Listed, optuna_search, scheduler
+from treeprop_ray.sweep.settings import TuneSettings
 from treeprop_ray.sweep.view import View
-
-if TYPE_CHECKING:
-    from treeprop_ray.engine.base import Score
-    from treeprop_ray.tune import TuneSettings
 
 # Tune's own outputs are not wanted: runs have their TensorBoard events, their logs and their state.
 QUIET = {
@@ -56,9 +56,8 @@ def run_trial(config: Mapping[str, Any], sweep: Sweep, cluster: Cluster) -> None
         try:
             summary = Trainer(settings, trial.command, on_epoch).train()
         except Exception as e:
-            line = (str(e).strip().splitlines() or [repr(e)])[0]
-            plain = isinstance(e, TrainingError | UserError)
-            trial.error_file.write_text(line if plain else f"{type(e).__name__}: {line}")
+            kind = "" if isinstance(e, TrainingError | UserError) else f"{type(e).__name__}: "
+            trial.error_file.write_text(kind + first_line(e))
             raise
     # only now: a scheduler may end the trial at any report, and the last one must find a summary
     score = validation_of(sweep.space.metric, summary)
@@ -126,14 +125,14 @@ class Follow(Callback):  # type: ignore[misc]
 
 def loggers(settings: TuneSettings, name: str) -> list[Any]:
     """Ray's own callbacks for Weights & Biases and MLflow, when asked for."""
-    made = []
+    callbacks = []
     try:
         key = f"wandb={settings.wandb}"
         if settings.wandb:
             import wandb  # noqa: F401
             from ray.air.integrations.wandb import WandbLoggerCallback
 
-            made.append(WandbLoggerCallback(project=settings.wandb, group=name))
+            callbacks.append(WandbLoggerCallback(project=settings.wandb, group=name))
         key = f"mlflow={settings.mlflow}"
         if settings.mlflow:
             import mlflow
@@ -142,18 +141,18 @@ def loggers(settings: TuneSettings, name: str) -> list[Any]:
             try:
                 mlflow.MlflowClient(settings.mlflow).search_experiments(max_results=1)
             except Exception as e:
-                raise UserError(f"{key}: {(str(e).splitlines() or [repr(e)])[0]}") from e
-            made.append(MLflowLoggerCallback(tracking_uri=settings.mlflow, experiment_name=name))
+                raise UserError(f"{key}: {first_line(e)}") from e
+            callbacks.append(
+                MLflowLoggerCallback(tracking_uri=settings.mlflow, experiment_name=name)
+            )
     except ImportError as e:
         extra = key.partition("=")[0]
         raise UserError(f"{key}: needs pip install 'treeprop_ray[{extra}]'") from e
-    return made
+    return callbacks
 
 
 def run_sweep(settings: TuneSettings, sweep: Sweep) -> list[str]:
     """Run what is not finished; returns the names of trials that failed."""
-    from treeprop_ray.engine import runtime
-
     os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
     extra = loggers(settings, sweep.name)
     owns = runtime.start(settings.ray)
@@ -171,8 +170,6 @@ def run_sweep(settings: TuneSettings, sweep: Sweep) -> list[str]:
 def _listed(
     settings: TuneSettings, sweep: Sweep, cluster: Cluster, extra: Sequence[Any], todo: list[Trial]
 ) -> list[str]:
-    from treeprop_ray.sweep.search import Listed
-
     every = list(sweep.trials())
     for trial in todo:
         need(trial.settings, cluster)  # raises before anything starts
@@ -189,8 +186,6 @@ def _optuna(
     settings: TuneSettings, sweep: Sweep, cluster: Cluster, extra: Sequence[Any]
 ) -> list[str]:
     """First what was cut short, then new suggestions that know all finished trials."""
-    from treeprop_ray.sweep.search import Listed, optuna_search
-
     log_command(sweep.folder, sweep.command)
     past = past_trials(sweep)
     cut = [t for t in past if t.state() not in (FINISHED, STOPPED)]
@@ -224,8 +219,6 @@ def _optuna(
 
 def validation_of(metric: str, summary: Mapping[str, Any]) -> float:
     """The metric of a finished run on the validation split."""
-    from treeprop_ray.engine.base import Score
-
     scores = summary["final"]["validation"]
     return score_of(metric, {p: Score(v["loss"], v["accuracy"]) for p, v in scores.items()})
 
@@ -240,7 +233,6 @@ def _fit(
     view: View,
 ) -> list[str]:
     """One call of Tune."""
-    from treeprop_ray.sweep.search import scheduler
 
     def bundles(config: Mapping[str, Any]) -> Any:
         needs = need(trial_of(sweep, config).settings, cluster)

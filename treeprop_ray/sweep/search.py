@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
 from treeprop_ray.errors import UserError
@@ -121,8 +122,6 @@ def scheduler(name: str, mode: str, epochs: int) -> Any:
     """None, or asynchronous successive halving over epochs."""
     if name == "none":
         return None
-    from ray.tune.schedulers import ASHAScheduler
-
     return ASHAScheduler(
         time_attr="epoch",
         metric="score",

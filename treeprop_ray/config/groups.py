@@ -1,0 +1,203 @@
+"""Groups of settings whose keys have no prefix; `Settings` inherits them all. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treeprop_ray.config.fields import group, opt
+from treeprop_ray.config.nested import RaySettings, Weights
+from treeprop_ray.errors import UserError
+
+
+@dataclass
+class Run:
+    """The run: what is trained, how, and where it is kept."""
+
+    experiment: str = opt(
+        "digits", "a file of experiments/, or a path to your own .yaml", resumable=True
+    )
+    name: str = opt(
+        "",
+        "name of the run folder; default: experiment, method and a hash of settings",
+        resumable=True,
+    )
+    out: str = opt("results/runs", "folder that holds the run folders", resumable=True)
+    fresh: bool = opt(False, "start anew even if the run folder holds a run", resumable=True)
+    seed: int = opt(1, "seed of initialisation, data order and noise", low=0, high=2**31 - 1)
+    method: str = opt(
+        "tree",
+        "TreeProp, plain backpropagation of the chain, or contrastive forward-forward with margin; "
+        "through time: tree, bptt (the same cell, unrolled), bptt_fused (torch.nn.GRU) "
+        "[tree|bp|cff|bptt|bptt_fused]",
+    )
+
+    def check(self) -> None:
+        """A run is a folder of `out`."""
+        if "/" in self.name or self.name in (".", ".."):
+            raise UserError(f"name={self.name}: a plain folder name without '/'")
+
+
+@dataclass
+class Machines:
+    """Processes, devices and how they talk to each other."""
+
+    engine: str = opt(
+        "local",
+        "one process, Ray actors, or (method=bp) Ray Train: data-parallel workers, `hosts` of them",
+        choices=["local", "ray", "train"],
+        resumable=True,
+    )
+    placement: str = opt(
+        "auto",
+        "per_node: an actor per tree node; packed: lines of nodes share actors; "
+        "auto: per_node while every node can have a device of its own",
+        choices=["auto", "per_node", "packed"],
+        resumable=True,
+    )
+    hosts: int = opt(0, "number of actors when packed; 0 = one per device", low=0, resumable=True)
+    cpus_per_actor: float = opt(
+        0.0, "CPUs each actor asks Ray for; 0 = an equal share", low=0, resumable=True
+    )
+    gpus_per_actor: float = opt(
+        -1.0,
+        "GPUs each actor asks Ray for; -1 = an equal share of those there are",
+        low=-1,
+        resumable=True,
+    )
+    strategy: str = opt(
+        "PACK",
+        "how Ray spreads the actors over machines",
+        choices=["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
+        resumable=True,
+    )
+    transport: str = opt(
+        "store",
+        "how tensors travel: object store, or Ray Direct Transport (alpha in Ray)",
+        choices=["store", "gloo", "nccl", "nixl"],
+        resumable=True,
+    )
+    in_flight: int = opt(2, "steps the driver submits ahead", low=1, high=64, resumable=True)
+    snapshot_every: int = opt(
+        50, "steps between recovery points in memory (ray)", low=1, resumable=True
+    )
+    max_failures: int = opt(
+        8, "lost actors a run recovers from before it stops (ray)", low=0, resumable=True
+    )
+    wave_timeout: float = opt(
+        600.0, "seconds before late actors end the run (ray)", above=0, resumable=True
+    )
+    timeline_steps: int = opt(
+        3, "last steps drawn in timeline.json and waves.png; 0 = none", low=0, resumable=True
+    )
+    ray: RaySettings = group(RaySettings)
+    device: str = opt(
+        "auto",
+        "auto takes a GPU when there is one",
+        choices=["auto", "cpu", "cuda"],
+        resumable=True,
+    )
+    precision: str = opt(
+        "float32", "bf16 = autocast of the blocks", choices=["float32", "bf16", "float64"]
+    )
+    threads: int = opt(1, "torch threads per process", low=1, high=1024, resumable=True)
+    microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
+    recompute: bool = opt(
+        False,
+        "bp: activation checkpointing; a block keeps its input only and runs again in the backward",
+        resumable=True,
+    )
+
+
+@dataclass
+class Training:
+    """Training: epochs, batches and the optimizer."""
+
+    epochs: int = opt(30, "passes over the training data", low=1, resumable=True)
+    steps: int = opt(0, "stop after so many steps; 0 = all epochs", low=0, resumable=True)
+    batch: int = opt(64, "batch size", low=1)
+    optimizer: str = opt("adamw", "optimizer of every block", choices=["adamw", "adam", "sgd"])
+    lr: float = opt(1e-3, "learning rate", above=0)
+    chain_lr: float = opt(
+        1.0,
+        "tree: learning rate of the deployed chain's blocks (not stem and head) over lr",
+        above=0,
+    )
+    weight_decay: float = opt(0.01, "weight decay", low=0)
+    momentum: float = opt(0.9, "momentum (sgd only)", low=0, high=1)
+    schedule: str = opt(
+        "constant", "learning rate over the run", choices=["constant", "linear", "cosine"]
+    )
+    warmup: float = opt(
+        0.0, "share of all steps with a rising learning rate", low=0, high=1, of_total=True
+    )
+    clip: float = opt(0.0, "clip the global gradient norm; 0 = off", low=0)
+
+
+@dataclass
+class Objective:
+    """The tree and its objective."""
+
+    split: str = opt("floor", "where an interval is cut", choices=["floor", "right_full"])
+    family: str = opt(
+        "auto",
+        "distribution of the states; auto: bernoulli for sigmoid networks",
+        choices=["auto", "gaussian", "bernoulli"],
+    )
+    objective: str = opt(
+        "node",
+        "final_ce: CE at the finest spine node; node: own + right + that; "
+        "node_all_ce: own + right + CE at every spine node",
+        choices=["final_ce", "node", "node_all_ce"],
+    )
+    alpha: float = opt(1.0, "share of the forward estimate in the posterior mean", low=0, high=1)
+    beta: float = opt(0.0, "share of the right-boundary correction", low=0, high=1)
+    correction: str = opt(
+        "mean",
+        "gradient of the mean-reduced right loss, or the literal per-sample product (leaks labels)",
+        choices=["mean", "vjp"],
+    )
+    correction_scale: float = opt(1.0, "factor on the correction", low=0)
+    sigma: float = opt(0.0, "noise of the posterior samples (gaussian)", low=0)
+    noise_schedule: str = opt(
+        "depth", "depth: sigma * sqrt(2^(D-s)) at level s; flat: sigma", choices=["depth", "flat"]
+    )
+    mc_samples: int = opt(
+        1, "Monte Carlo samples of the objective per training sample", low=1, high=4096
+    )
+    target_gradient: bool = opt(True, "differentiate both sides of the KLs")
+    detach_levels: bool = opt(False, "cut all gradients between levels")
+    weights: Weights = group(Weights)
+
+    def check(self) -> None:
+        """A posterior mean needs something to be the mean of."""
+        if self.alpha == 0 and self.beta == 0:
+            raise UserError(
+                "alpha=0 beta=0: the posterior mean would be zero; one must be positive"
+            )
+
+
+@dataclass
+class Records:
+    """What is logged, scored and kept."""
+
+    log_every: int = opt(50, "steps between rows of metrics.csv", low=1, resumable=True)
+    eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
+    eval_test: bool = opt(
+        False,
+        "score the full chain on the test split there too; summary.json then has the highest score "
+        "(chosen on the test split, so no estimate) and the mean of the last ten",
+        resumable=True,
+    )
+    checkpoint_every: int = opt(
+        0, "steps between checkpoints; 0 = at the end of each epoch", low=0, resumable=True
+    )
+    storage: str = opt(
+        "",
+        "checkpoints go to <storage>/<run name>: a folder or any fsspec URL (s3://…, gs://…); "
+        "empty: the run folder",
+        resumable=True,
+    )
+    keep_last: int = opt(2, "how many of the newest checkpoints stay", low=1, resumable=True)
+    keep_best: bool = opt(
+        True, "also keep the checkpoint with the best validation score", resumable=True
+    )

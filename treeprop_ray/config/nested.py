@@ -1,0 +1,227 @@
+"""Groups of settings with a prefix of their own, `model.hidden` or `ray.address`. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treeprop_ray.config.fields import opt
+from treeprop_ray.config.names import dotted
+from treeprop_ray.errors import UserError
+
+TEXTS = ("topics", "wikitext2", "wikitext103")  # data sets for language models
+
+
+@dataclass
+class Model:
+    """The network: stem, chain blocks and head."""
+
+    name: str = opt(
+        "mlp", "which network", choices=["mlp", "vit", "gpt", "gru", "elman"], open=True
+    )
+    blocks: int = opt(7, "blocks before the head; N = blocks + 1 counts the head", low=1, high=4096)
+    hidden: int = opt(
+        64, "width of the states: hidden layers (mlp), tokens (vit, gpt)", low=1, high=2**16
+    )
+    activation: str = opt(
+        "sigmoid", "mlp: nonlinearity", choices=["sigmoid", "tanh", "relu", "gelu"]
+    )
+    init: str = opt(
+        "torch",
+        "mlp: initial weights; torch: uniform, +-1/sqrt(inputs), biases too; xavier: "
+        "Glorot's uniform times model.gain, biases 0",
+        choices=["torch", "xavier"],
+    )
+    gain: float = opt(
+        1.0,
+        "mlp with init=xavier: factor, head too; 4 makes up for a sigmoid's slope, 1/4",
+        above=0,
+    )
+    patch: int = opt(4, "vit: side of a square patch in pixels", low=1)
+    heads: int = opt(6, "vit, gpt: attention heads; must divide model.hidden", low=1)
+    mlp_ratio: float = opt(
+        2.0, "vit, gpt: inner width of a block's MLP / model.hidden", above=0, high=64
+    )
+    dropout: float = opt(
+        0.0,
+        "vit, gpt: dropout in stem and blocks; masks are a function of (seed, step, block, piece), "
+        "so another microbatches= draws other masks",
+        low=0,
+        high=0.9,
+    )
+    init_std: float = opt(
+        0.02, "gpt: deviation of the initial weights; GPT-2's 0.02 is for widths from 768", above=0
+    )
+    output_block: bool = opt(
+        False,
+        "gpt: the last of the blocks is part of the head, so N = blocks and short paths end in it",
+    )
+
+    def check(self) -> None:
+        """What fits together in a shipped network; what depends on the data is checked with it."""
+        if dotted(self.name):
+            return
+        if self.name in ("vit", "gpt"):
+            if self.hidden % self.heads:
+                divisors = [str(h) for h in range(1, self.hidden + 1) if self.hidden % h == 0]
+                raise UserError(
+                    f"model.heads={self.heads}: must divide model.hidden={self.hidden}, one of "
+                    f"{', '.join(divisors)}"
+                )
+            if round(self.mlp_ratio * self.hidden) < 1:
+                raise UserError(
+                    f"model.mlp_ratio={self.mlp_ratio}: leaves the MLP no width at "
+                    f"model.hidden={self.hidden}; at least {1 / self.hidden:.3g}"
+                )
+        elif self.dropout > 0:
+            raise UserError(
+                f"model.dropout={self.dropout}: only model.name=vit and gpt have dropout; use 0"
+            )
+        if self.output_block and self.name != "gpt":
+            raise UserError(f"model.output_block=true: needs model.name=gpt, not {self.name}")
+        if self.output_block and self.blocks < 2:
+            raise UserError(f"model.blocks={self.blocks}: at least 2 with model.output_block=true")
+        if self.init != "torch" and self.name != "mlp":
+            raise UserError(f"model.init={self.init}: is for model.name=mlp, not {self.name}")
+        if self.gain != 1 and self.init != "xavier":
+            raise UserError(f"model.gain={self.gain}: needs model.init=xavier, not {self.init}")
+
+
+@dataclass
+class Data:
+    """Where the samples come from."""
+
+    name: str = opt(
+        "digits",
+        "data set",
+        choices=["digits", "mnist", "cifar10", "cifar100", "tinyimagenet", "adding", *TEXTS],
+        open=True,
+    )
+    root: str | None = opt(
+        None, "folder laid out like the Hugging Face hub; else $TREEPROP_DATA", resumable=True
+    )
+    validation: float = opt(
+        0.1, "share of the train split held out; WikiText has its own validation", above=0, high=0.9
+    )
+    limit: int = opt(0, "use only the first so many training samples; 0 = all", low=0)
+    augment: str = opt(
+        "none",
+        "training images only; crop_flip: random shift by up to an eighth of the side and "
+        "horizontal flip; standard: that and RandAugment (2 operations of magnitude 9, chosen for "
+        "every 16 samples of a batch)",
+        choices=["none", "crop_flip", "standard"],
+    )
+    permuted: bool = opt(False, "read the numbers of a sequence in one fixed random order")
+    length: int = opt(64, "tokens of a text window, steps of the adding task", low=2, high=2**20)
+    tokenizer: str = opt("bytes", "text: bytes, or GPT-2's BPE", choices=["bytes", "gpt2"])
+    samples: int = opt(10000, "training samples of the adding task", low=10, high=10**7)
+
+    def check(self) -> None:
+        """Only text has a tokenizer."""
+        if self.tokenizer != "bytes" and self.name not in TEXTS and not dotted(self.name):
+            raise UserError(f"data.tokenizer={self.tokenizer}: data.name={self.name} is no text")
+
+
+@dataclass
+class Time:
+    """TreeProp through time (model.name gru or elman): N = 2**depth symbols per sample."""
+
+    depth: int = opt(
+        4, "depth D of the time tree; a sample is cut into 2**D symbols", low=1, high=16
+    )
+    sweeps: int = opt(0, "consistency sweeps K of the deployed cell", low=0, high=1024)
+    lambda_cons: float = opt(1.0, "weight of the consistency loss", low=0)
+    recipe: str = opt(
+        "paper",
+        "paper: one learning rate, one gradient norm; boost: 3 lr for the deployed cell, and each "
+        "cell's gradient clipped on its own; lookahead: that, and the deployed cell learns on its "
+        "own states in place of the tree's, by the label that the coarser cells lead them to",
+        choices=["paper", "boost", "lookahead"],
+    )
+    shards: int = opt(
+        1,
+        "engine=ray: actors that share the nodes of a wide depth; a power of 2",
+        low=1,
+        high=1024,
+        resumable=True,
+    )
+
+    def check(self) -> None:
+        """Shards of equal size, none shorter than what sweeps look back on; what recipes lack."""
+        shards, nodes = self.shards, 2 ** (self.depth - 1)
+        if shards & (shards - 1) or shards > nodes:
+            raise UserError(
+                f"time.shards={shards}: a power of 2, at most {nodes} "
+                "(the nodes of the finest depth)"
+            )
+        if shards > 1 and self.recipe == "lookahead":
+            raise UserError(
+                f"time.shards={shards}: time.recipe=lookahead has one actor per depth; use 1"
+            )
+        if self.sweeps and self.recipe == "lookahead":
+            raise UserError(
+                f"time.sweeps={self.sweeps}: time.recipe=lookahead has none, the deployed cell "
+                "goes over its own states; use 0"
+            )
+        if shards > 1 and self.sweeps // 2 > nodes // shards:
+            raise UserError(
+                f"time.shards={shards}: a window of {nodes // shards} nodes is shorter than what "
+                f"time.sweeps={self.sweeps} looks back on; use fewer"
+            )
+
+
+@dataclass
+class Cff:
+    """Contrastive forward-forward with margin (method=cff)."""
+
+    lr: float = opt(4e-3, "learning rate of the layers, in place of lr", above=0)
+    head_lr: float = opt(5e-4, "learning rate of the head, in place of lr", above=0)
+    head_share: float = opt(
+        1 / 6,
+        "share of all steps, the last, that train the head on frozen layers",
+        above=0,
+        high=1,
+        of_total=True,
+    )
+    tau: float = opt(0.15, "temperature of the contrastive loss", above=0)
+    margin: str = opt(
+        "linear",
+        "how the margin goes from the first layer to the last",
+        choices=["linear", "parabolic", "cosine"],
+    )
+    m_first: float = opt(0.4, "margin of the first layer; 0 and m_last=0: plain CFF", low=0, high=2)
+    m_last: float = opt(0.1, "margin of the last layer", low=0, high=2)
+
+
+@dataclass
+class RaySettings:
+    """Which Ray to use."""
+
+    address: str = opt(
+        "", "an existing cluster (auto or ray://…); empty: a local Ray of our own", resumable=True
+    )
+    num_cpus: int = opt(0, "CPUs of the local Ray; 0 = all cores", low=0, resumable=True)
+    dashboard: bool = opt(
+        False, "start the dashboard of the local Ray (on 127.0.0.1)", resumable=True
+    )
+
+
+@dataclass
+class Weights:
+    """Weights of the three kinds of terms in the objective."""
+
+    own: float = opt(1.0, "weight of the KL of a node to its forward transition", low=0)
+    right: float = opt(1.0, "weight of the KL to the right prediction", low=0)
+    ce: float = opt(1.0, "weight of the cross-entropy at the head", low=0)
+
+
+@dataclass
+class Probe:
+    """Measurements on held-out batches during a run; the run goes on as if they were not there."""
+
+    every: int = opt(0, "steps between probes (rows of probe.csv); 0 = none", low=0, resumable=True)
+    batches: int = opt(
+        4, "held-out batches of a probe, of the size batch", low=1, high=1024, resumable=True
+    )
+    draws: int = opt(
+        16, "draws from q per sample for the bound F; 0 = leave it out", low=0, resumable=True
+    )

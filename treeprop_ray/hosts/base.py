@@ -1,0 +1,214 @@
+"""A host: parts of a network that live together on one device, with their gradients and optimizer.
+
+A host runs the calls of the schedule for what it owns. The local engine is one host that owns
+everything; a Ray actor is a host that owns a share. What a call's ops mean is the business of the
+hosts built on this one: each has a table of verbs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from treeprop_ray.core.input_first import input_first
+from treeprop_ray.core.network import part_state
+from treeprop_ray.core.node import Losses, at_once
+from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
+from treeprop_ray.core.rule import Piece
+from treeprop_ray.data.batches import Batches
+from treeprop_ray.errors import TrainingError
+from treeprop_ray.schedule.ops import Call, Op
+
+Held = dict[str, Tensor | None]  # tensors by name (schedule/); an adjoint may be absent
+Verb = Callable[[Op, Held, Piece], None]
+State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), keyed by part
+
+
+@dataclass
+class StepReport:
+    """What a host tells about a step: unweighted loss terms by place, squared norms by part, and
+    the seconds it has spent so far, over all steps, on getting training batches."""
+
+    losses: dict[int, dict[str, float]] = field(default_factory=dict)
+    square_norms: dict[str, float] = field(default_factory=dict)
+    data_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a host is given: its parts, their optimizer, the batches if it opens them, a device."""
+
+    parts: Mapping[str, nn.Module]
+    optimizer: OptimizerRule
+    batches: Batches | None = None
+    device: str = "cpu"
+    precision: str = "float32"
+
+
+class Host:
+    """Parts by name, their optimizer, and how calls are run, reported and applied."""
+
+    leads = ""  # the part whose update goes ahead of the others'
+
+    def __init__(self, share: Share) -> None:
+        self.device, self.bf16 = torch.device(share.device), share.precision == "bf16"
+        self.parts = {name: m.to(self.device).train() for name, m in share.parts.items()}
+        self.optimizer = PartOptimizer(self.parts, share.optimizer, self.leads)
+        self.batches = share.batches
+        self.verbs: dict[str, Verb] = {}
+        self.losses: dict[int, Losses] = {}  # by place: a node, a layer, a depth
+        self.held: dict[int, Held] = {}  # per piece of the batch
+        self.current: tuple[int, Tensor, Tensor] | None = None  # the batch of this step
+        self.at = ""  # where in the network work is going on
+        self.awaited = False  # whether other hosts wait for the call under way
+        self.later: list[Callable[[], None]] = []  # what nobody waits for
+        self.data_seconds = 0.0  # spent on getting batches, since the host was made
+
+    # -- blocks -------------------------------------------------------------------------------
+
+    def run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
+        """Run a block; randomness inside it (dropout) comes from `seed` alone."""
+        # torch.manual_seed would also queue a seed for absent devices, at 0.3 ms a call
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        with self.autocast():
+            return block(z)
+
+    def go_back(self, out: Tensor, slope: Tensor, leaf: Tensor) -> None:
+        """Backward through a block; while others wait, only as far as they need it."""
+        if self.awaited:
+            self.later.append(input_first(out, slope, leaf))
+        else:
+            at_once(out, slope, leaf)
+
+    def catch_up(self) -> None:
+        """What earlier calls have left for later."""
+        for rest in self.later:
+            rest()
+        self.later.clear()
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """bf16: the products in bfloat16."""
+        if not self.bf16:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def run(self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]) -> Held:
+        """Do a call; returns the tensors that other hosts need."""
+        self.begin(call)
+        self.awaited = bool(call.packets)
+        held = self.held.setdefault(piece.index, {})
+        for name, t in inputs.items():
+            held[name] = None if t is None else t.to(self.device, non_blocking=True)
+        for op in call.ops:
+            self.at = self.where(op.n)
+            self.verbs[op.verb](op, held, piece)
+        outputs = {name: held[name] for name in call.outputs}
+        if call.last:
+            del self.held[piece.index]
+            self.end_piece(piece)
+        return outputs
+
+    def begin(self, call: Call) -> None:
+        """Before the ops of a call."""
+        self.catch_up()
+
+    def end_piece(self, piece: Piece) -> None:
+        """After the host's last call for a piece."""
+
+    def where(self, place: int) -> str:
+        """A place in words, for errors; empty where the call itself says it."""
+        return ""
+
+    def places(self, piece: Piece, copies: int = 1) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of a piece; `copies` of the batch stand one after another."""
+        assert self.batches is not None
+        if self.current is None or self.current[0] != piece.step:
+            began = time.perf_counter()
+            batch = self.batches.get(piece.held) if piece.held else self.batches(piece.step)
+            x, y = (t.to(self.device, non_blocking=True) for t in batch)
+            self.data_seconds += time.perf_counter() - began
+            if copies > 1:
+                x, y = torch.cat([x] * copies), torch.cat([y] * copies)
+            self.current = (piece.step, x, y)
+        _, x, y = self.current
+        return x[piece.start : piece.stop], y[piece.start : piece.stop]
+
+    def note(self, place: int, name: str, value: Tensor) -> None:
+        """Add a loss term of a piece to that of the step."""
+        self.losses.setdefault(place, Losses()).add(name, value)
+
+    def report(self, step: int, norms: bool) -> StepReport:
+        """Losses (and gradient norms) of the step; NaN or Inf ends the run here."""
+        self.catch_up()
+        terms = [
+            (place, name, value)
+            for place, losses in self.losses.items()
+            for name, value in losses.take().items()
+        ]
+        report = StepReport(data_seconds=self.data_seconds)
+        if terms:
+            values = torch.stack([value.double() for _, _, value in terms]).tolist()
+            for (place, name, _), value in zip(terms, values, strict=True):
+                if not math.isfinite(value):
+                    raise TrainingError(f"loss {name}={value} at {self.where(place)}, step {step}")
+                report.losses.setdefault(place, {})[name] = value
+        if norms:
+            report.square_norms = self.optimizer.square_norms()
+            for part, value in report.square_norms.items():
+                if not math.isfinite(value):
+                    raise TrainingError(f"gradient of {self.part_at(part, value)}, step {step}")
+        return report
+
+    def part_at(self, part: str, value: float) -> str:
+        """A part whose gradient is not finite, in words."""
+        return f"{part} is {value}"
+
+    def apply(self, step: int, square_norms: Iterable[Mapping[str, float]] | None) -> None:
+        """Optimizer step; with clipping `square_norms` are those of all hosts."""
+        self.catch_up()
+        self.optimizer.step(step, square_norms)
+
+    # -- state --------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """(weights and buffers, optimizer state), keyed by part."""
+        self.catch_up()
+        weights = {
+            f"{name}/{key}": value.detach().cpu().clone()
+            for name, module in self.parts.items()
+            for key, value in module.state_dict().items()
+        }
+        return weights, {key: value.clone() for key, value in self.optimizer.state().items()}
+
+    def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        """Take the own parts out of a full or partial state."""
+        for name, module in self.parts.items():
+            module.load_state_dict(part_state(weights, name))
+        self.optimizer.load(optimizer)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop everything of a step that was under way."""
+        self.held.clear()
+        self.later.clear()
+        for module in self.parts.values():
+            module.zero_grad(set_to_none=True)
+        for losses in self.losses.values():
+            losses.take()
+
+
+def there(held: Held, name: str) -> Tensor:
+    """A tensor that must have arrived."""
+    value = held[name]
+    assert value is not None, name
+    return value

@@ -1,0 +1,132 @@
+"""method=tree: TreeProp over the blocks of a network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from treeprop_ray.config import Settings, family_of, run_name
+from treeprop_ray.core.network import STEM, edge_name
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.tree import Edge, Tree
+from treeprop_ray.errors import UserError
+from treeprop_ray.hosts.tree import TreeHost
+from treeprop_ray.methods.base import Job, Resident, register
+from treeprop_ray.methods.blocks import BlockMethod
+from treeprop_ray.methods.outline import Outline
+from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.placement import Cluster, Plan, plan_tree
+from treeprop_ray.schedule.probe import probe_calls
+from treeprop_ray.schedule.tree import one_step
+
+
+class TreeProp(BlockMethod):
+    """Level waves over the tree of blocks."""
+
+    name = "tree"
+    short_paths = True
+    probed = True
+
+    def check(self, settings: Settings) -> None:
+        """What the objective asks for."""
+        super().check(settings)
+        if family_of(settings) == "bernoulli" and abs(settings.alpha + settings.beta - 1) > 1e-9:
+            raise UserError(
+                f"alpha={settings.alpha} beta={settings.beta}: "
+                "the Bernoulli family needs alpha + beta = 1"
+            )
+
+    def rule(self, settings: Settings, family: str, labels_per_sample: int) -> Rule:
+        """Of all methods only this one draws several samples of the objective."""
+        return Rule.of(settings, family, labels_per_sample)
+
+    def optimizer(self, settings: Settings, total_steps: int) -> OptimizerRule:
+        """The chain's blocks may have a learning rate of their own."""
+        rule = super().optimizer(settings, total_steps)
+        if settings.chain_lr == 1:
+            return rule
+        chain = range(self.tree(settings).N - 1)
+        return replace(rule, factors=tuple((f"{l}-{l + 1}", settings.chain_lr) for l in chain))
+
+    def plan(self, settings: Settings, tree: Tree, cluster: Cluster) -> Plan:
+        """Nodes, or lines of nodes, over actors."""
+        return plan_tree(settings, tree, cluster, run_name(settings))
+
+    def pinned(self, settings: Settings, plan: Plan) -> Settings:
+        """The kind of placement is part of what the plan decided."""
+        per_node = plan.names[0].endswith("/boundary")
+        kind, hosts = ("per_node", 0) if per_node else ("packed", len(plan.names))
+        return replace(super().pinned(settings, plan), placement=kind, hosts=hosts)
+
+    def calls(self, job: Job, plan: Plan) -> list[Call]:
+        """The level waves."""
+        pieces = job.settings.microbatches
+        return one_step(job.tree, job.rule, plan.layout, job.stem_trains, pieces)
+
+    def probe_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
+        """The chain, and the forward waves."""
+        return probe_calls(job.tree, plan.layout, job.stem_trains, job.settings.microbatches)
+
+    def owners(self, tree: Tree, plan: Plan) -> dict[Edge, int]:
+        """A node's blocks live with it, stem and head at the boundary."""
+        at, boundary = plan.layout.host_of, plan.layout.boundary
+        owner = {STEM: boundary, tree.head: boundary}
+        for node in tree.nodes.values():
+            owner[node.left] = at[node.n]
+            if not tree.is_spine(node):
+                owner[node.right] = at[node.n]
+        return owner
+
+    def host(self, job: Job, plan: Plan, index: int) -> TreeHost:
+        """Some nodes with their blocks, and the boundary if it is here."""
+        owner = self.owners(job.tree, plan)
+        names = [edge_name(edge) for edge, host in owner.items() if host == index]
+        nodes = [n for n, host in plan.layout.host_of.items() if host == index]
+        share = job.share(names, plan, opens=index == plan.layout.boundary)
+        return TreeHost(share, job.tree, job.rule, nodes, job.stem_trains)
+
+    def residents(self, settings: Settings, plan: Plan, tree: Tree) -> list[Resident]:
+        """The boundary, and every node with the blocks that are its own."""
+        ends = (edge_name(STEM), edge_name(tree.head))
+        out = [Resident("ends", "0", plan.layout.boundary, ends)]
+        for node in sorted(tree.nodes.values(), key=lambda n: (n.level, n.n)):
+            edges = [node.left] if tree.is_spine(node) else [node.left, node.right]
+            host, names = plan.layout.host_of[node.n], tuple(map(edge_name, edges))
+            out.append(Resident(str(node.n), str(node.level), host, names))
+        return out
+
+    def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
+        """Level and interval of its nodes."""
+        nodes = [tree.nodes[n] for n, host in plan.layout.host_of.items() if host == index]
+        about = [f"node {n.n} level {n.level} ({n.l}, {n.r})" for n in nodes]
+        return "; ".join((["stem, head"] if index == plan.layout.boundary else []) + about)
+
+    def outline(self, settings: Settings, tree: Tree) -> Outline:
+        """Spine paths and the chain; own, right and cross-entropy of every node."""
+        rule = Rule.of(settings, family_of(settings))
+        own, right = rule.node_weight
+        weights = {
+            n: {"own": own, "right": right, "ce": rule.ce_weight(tree, node)}
+            for n, node in tree.nodes.items()
+        }
+        return Outline(
+            tree=tree,
+            paths=tree.named_paths,
+            weights={**weights, tree.N: {"ce": 1.0}},
+            deployed=self.deployed(tree),
+            applications=block_applications(rule, tree),
+            head_blocks=int(settings.model.output_block),
+            perplexity=settings.model.name == "gpt",
+            clean=(tree.spine_paths[-1], tree.spine[-1].n),
+        )
+
+
+def block_applications(rule: Rule, tree: Tree) -> int:
+    """Forward applications of blocks (the head counts) in one step; each has one backward."""
+    inner = sum(not tree.is_spine(n) for n in tree.nodes.values())
+    rights = inner if rule.node_weight[1] > 0 or rule.beta > 0 else 0
+    heads = sum(rule.asks_head(tree, n) for n in tree.spine)
+    return (len(tree.nodes) + rights + heads) * rule.mc_samples
+
+
+TREE = register(TreeProp())

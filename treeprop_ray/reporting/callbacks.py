@@ -1,0 +1,30 @@
+"""What a run draws when it has ended, and the callbacks that every run has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treeprop_ray.config import Settings
+from treeprop_ray.reporting.figures import run_figures
+from treeprop_ray.reporting.probing import Probing
+from treeprop_ray.reporting.timeline import draw_waves, write_timeline
+from treeprop_ray.run.callbacks import Callback
+from treeprop_ray.run.trainer import Trainer
+
+
+class Figures(Callback):
+    """figures/*.png of the run folder; where actors worked, timeline.json and waves.png too."""
+
+    def on_end(self, run: Trainer, summary: Mapping[str, Any]) -> None:
+        """Draw what is in the run folder."""
+        folder, spans = run.folder.path, run.engine.spans()
+        run_figures(folder, run.outline)
+        if spans:
+            write_timeline(spans, folder / "timeline.json")
+            draw_waves(spans, folder / "figures" / "waves.png")
+
+
+def standard(settings: Settings) -> list[Callback]:
+    """The probe if it is asked for, and the figures."""
+    return [*([Probing(settings.probe)] if settings.probe.every else []), Figures()]

@@ -1,0 +1,213 @@
+"""The loop of a run: steps, what is logged and scored, checkpoints, the summary.
+
+Everything else that happens along a run is a callback (run/callbacks.py). The trainer knows nothing
+of what a network is made of, how it is trained, or where its parts live.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from treeprop_ray.config import Settings
+from treeprop_ray.data import load
+from treeprop_ray.engine import Engine, build
+from treeprop_ray.errors import TrainingError
+from treeprop_ray.methods import Job, job_of
+from treeprop_ray.run import checkpoint
+from treeprop_ray.run.callbacks import Callback, Scores, Together
+from treeprop_ray.run.checkpoint import Checkpoint
+from treeprop_ray.run.folder import RunFolder
+from treeprop_ray.run.metrics import Log
+from treeprop_ray.run.progress import Bar
+
+
+class Trainer:
+    """Takes an engine through the steps of a run; without a folder nothing is written."""
+
+    engine: Engine
+    log: Log
+
+    def __init__(
+        self,
+        job: Job,
+        folder: RunFolder | None = None,
+        callbacks: Sequence[Callback] = (),
+        writes: bool = True,
+    ) -> None:
+        """`writes=False`: take up the run in the folder, but write nothing (another one does)."""
+        self.job, self.settings, self.folder = job, job.settings, folder
+        self.writes = folder is not None and writes
+        self.callbacks = Together(callbacks)
+        self.outline = job.method.outline(job.settings, job.tree)
+        self.total_steps, self.per_epoch = job.total_steps, job.per_epoch
+        self.start = self.epoch = 0
+        self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
+        self.tests: list[dict[str, float]] = []  # eval_test: figures of the full chain, by epoch
+        self.validation: Scores = {}  # scores after the last step
+        self.wall = 0.0
+        self.saved = ""  # the last checkpoint
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        command: str | None = None,
+        callbacks: Sequence[Callback] = (),
+        writes: bool = True,
+    ) -> Trainer:
+        """The run that the settings mean; `command` is recorded in its summary."""
+        folder = RunFolder(settings, command)
+        data = load(settings)
+        per_epoch = data.steps_per_epoch(settings.batch)
+        total_steps = min(settings.steps or sys.maxsize, settings.epochs * per_epoch)
+        return cls(job_of(settings, data, total_steps), folder, callbacks, writes)
+
+    def train(self) -> dict[str, Any]:
+        """Run to the end; returns the summary."""
+        self.engine = build(self.job)
+        try:
+            self._open()
+            self.callbacks.on_start(self)
+            self._began = time.perf_counter()
+            title = self.folder.name if self.folder else "fit"
+            with Bar(title, self.total_steps, self.start) as self.bar:
+                for step in range(self.start, self.total_steps):
+                    self._step(step)
+            self.wall += time.perf_counter() - self._began
+            return self._finish()
+        except TrainingError as e:
+            raise TrainingError(f"{e}; last checkpoint: {self.saved or 'none yet'}") from e
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self.saved) from None
+        finally:
+            self.engine.close()
+
+    def _step(self, step: int) -> None:
+        s, done = self.settings, step + 1
+        self.epoch, last = done // self.per_epoch, done == self.total_steps
+        ends_epoch = done % self.per_epoch == 0 or last
+        logs = ends_epoch or done % s.log_every == 0
+        saves = last or (done % s.checkpoint_every == 0 if s.checkpoint_every else ends_epoch)
+        clean = None
+        if ends_epoch and self.outline.clean:
+            clean = self.engine.clean_loss(self.outline.clean[0], step)
+        self.engine.step(step, report=logs or saves)
+        if logs:
+            self.log.step(done, self.epoch, self.engine.reports(), clean)
+        scores: Scores = {}
+        if ends_epoch and (self.epoch % s.eval_every == 0 or last):
+            scores = self._evaluate(done, saves)
+        self.callbacks.on_step(self, done)
+        self.bar.advance()
+        if saves:
+            self._save(done)
+            self.callbacks.on_checkpoint(self, done, scores)
+        if scores:
+            self.callbacks.on_epoch(self, self.epoch, scores)
+
+    def _open(self) -> None:
+        """Make the folder, or take up the run that it holds."""
+        if self.folder and self.writes:
+            self.folder.open()
+            self.folder.keep_permutation(self.job.permutation)
+        if self.folder and (point := checkpoint.newest(self.folder.storage)):
+            self._resume(point)
+        path = self.folder.path if self.folder and self.writes else None
+        self.log = Log(path, self.outline, self.start, self.job.optimizer)
+
+    def _resume(self, point: Checkpoint) -> None:
+        N, split = self.engine.tree.N, self.settings.split
+        checkpoint.check_fits(point, N, split)
+        checkpoint.check_fits(point, N, split, self.engine.state()[0])
+        self.start, self.best = point.meta["step"], point.meta["best"]
+        self.tests = point.meta.get("tests", [])
+        self.saved, self.wall = point.path, point.meta["wall_seconds"]
+        self.engine.load((point.weights, point.optimizer), self.start)
+        print(f"continuing from {point.path} (step {self.start} of {self.total_steps})", flush=True)
+
+    def _evaluate(self, done: int, saves: bool) -> Scores:
+        """Score every path on the validation split, log and show it."""
+        self.validation = scores = self.engine.score(self.outline.paths, "validation")
+        self._test(done, scores, saves)
+        tests = self.tests[-1] if self.settings.eval_test else {}
+        self.log.epoch(done, self.epoch, scores, tests)
+        shown = {name: self.outline.show(score).strip() for name, score in scores.items()}
+        brief = "  ".join(f"{name} {text}" for name, text in shown.items())
+        self.bar.line(
+            f"epoch {self.epoch}/{self.settings.epochs}  loss {self.log.loss:.4f}  val {brief}",
+            f"loss {self.log.loss:.3f}  val {'/'.join(shown.values())}",
+        )
+        return scores
+
+    def _test(self, done: int, scores: Scores, saves: bool) -> None:
+        """Keep the best validation score with the test score of the same weights beside it, and
+        with eval_test the test score of every evaluation."""
+        full = scores["full"]
+        is_best = saves and self.outline.better(full.loss, full.accuracy, self.best)
+        if not (is_best or self.settings.eval_test):
+            return
+        score = self.engine.score({"full": self.outline.paths["full"]}, "test")["full"]
+        test = self.outline.figures(score)
+        if is_best:
+            self.best = {
+                "accuracy": full.accuracy, "loss": full.loss, "step": done, "test": test,
+            }  # fmt: skip
+        if self.settings.eval_test:
+            self.tests.append({"epoch": self.epoch, **test})
+
+    def _save(self, done: int) -> None:
+        if not (self.folder and self.writes):
+            return
+        s = self.settings
+        meta = {
+            "step": done, "epoch": self.epoch, "seed": s.seed, "N": self.engine.tree.N,
+            "split": s.split, "best": self.best, "tests": self.tests,
+            "wall_seconds": self.wall + time.perf_counter() - self._began,
+        }  # fmt: skip
+        self.saved = checkpoint.save(self.folder.storage, *self.engine.state(), meta)
+        best = self.best["step"] if s.keep_best else None
+        checkpoint.prune(self.folder.storage, done, s.keep_last, best)
+
+    def _finish(self) -> dict[str, Any]:
+        """Test scores and the summary."""
+        s, outline, tree = self.settings, self.outline, self.engine.tree
+        if not self.validation:  # a finished run whose summary was lost
+            self.validation = self.engine.score(outline.paths, "validation")
+        test = self.engine.score(outline.paths, "test")
+        scores = {"validation": self.validation, "test": test}
+        weights, _ = self.engine.state()
+        deployed = [v for k, v in weights.items() if k.split("/")[0] in outline.deployed]
+        summary = {
+            "name": self.folder.name if self.folder else "",
+            "method": s.method,
+            "engine": s.engine,
+            "data": s.data.name,
+            "samples": dict(self.job.sizes),
+            "seed": s.seed,
+            "N": tree.N,
+            "depth": tree.depth,
+            "steps": self.total_steps,
+            "epochs": self.total_steps / self.per_epoch,
+            "samples_seen": self.total_steps * s.batch,
+            "parameters_trained": sum(v.numel() for v in weights.values()),
+            "parameters_deployed": sum(v.numel() for v in deployed),
+            "block_applications_per_step": outline.applications,
+            "stages": outline.stages(self.total_steps, self.job.optimizer.second),
+            "wall_seconds": round(self.wall, 2),
+            "final": {
+                split: {name: outline.figures(score) for name, score in by_path.items()}
+                for split, by_path in scores.items()
+            },
+            "best_validation": self.best,
+            "test_by_epoch": outline.over_epochs(self.tests),
+            "leak": self.log.leak,
+            "table": outline.table(outline.paths, scores),
+        }
+        if self.folder and self.writes:
+            self.folder.write_summary(summary)
+        self.log.close()
+        self.callbacks.on_end(self, summary)
+        return summary
