@@ -161,8 +161,7 @@ def test_a_chain_of_hosts_equals_one(hosts: int) -> None:
     from treeprop_ray.benchmarks import rehearsal
     from treeprop_ray.benchmarks.random_data import random_images, random_job
     from treeprop_ray.benchmarks.step_ray import BASE
-    from treeprop_ray.engine.job import calls_of
-    from treeprop_ray.schedule.placement import Cluster, plan
+    from treeprop_ray.schedule.placement import Cluster
 
     words = [*BASE, "method=cff", "model.hidden=12", "model.blocks=3", "batch=8", "clip=0.5",
              "placement=packed", f"hosts={min(hosts, 3)}"]  # fmt: skip
@@ -173,11 +172,11 @@ def test_a_chain_of_hosts_equals_one(hosts: int) -> None:
     )
     results = []
     for count in (1, hosts):
-        made = plan(settings_, job.tree, Cluster(((4.0, 0.0),)), "x")
-        made = replace(made, names=tuple(f"x/{k}" for k in range(count)))
-        hosts_ = rehearsal.build(job, settings_, made)
+        plan = job.method.plan(settings_, job.tree, Cluster(((4.0, 0.0),)))
+        plan = replace(plan, names=tuple(f"x/{k}" for k in range(count)))
+        hosts_ = rehearsal.hosts_of(job, plan)
         for step in range(4):
-            rehearsal.step(hosts_, job, calls_of(job, settings_, made), settings_, step)
+            rehearsal.step(hosts_, job, job.method.calls(job, plan), step)
         results.append({k: v for host in hosts_ for k, v in host.state()[0].items()})
     one, many = results
     assert one.keys() == many.keys() and all(torch.equal(one[k], many[k]) for k in one)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treeprop_ray import config
+from treeprop_ray import config, methods
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.tables import markdown, write_table
@@ -48,7 +48,7 @@ def collect(runs: Path) -> dict[tuple[int, str], tuple[Path, dict[str, Any]]]:
         facts = json.loads(summary.read_text())
         plain = (settings.model.hidden, facts["epochs"], settings.seed, settings.data.limit)
         if settings.data.name == "mnist" and plain == (HIDDEN, EPOCHS, 1, 0):
-            finished[facts["N"], settings.method] = (summary.parent, facts)
+            finished[facts["N"], methods.of(settings).name] = (summary.parent, facts)
     return finished
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from treeprop_ray import methods
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.errors import UserError
 from treeprop_ray.inference.decoding import Continuation, Sampler, decode, speculate
 from treeprop_ray.inference.language import open_language_model
 from treeprop_ray.reporting.tables import write_table
-from treeprop_ray.run.reading import run_settings
+from treeprop_ray.run.folder import run_settings
 
 PROMPT = "The following "
 AHEAD = (2, 4, 8)
@@ -23,8 +24,9 @@ AHEAD = (2, 4, 8)
 def run(bench: BenchSettings) -> None:
     """Every spine path drafts 2, 4 or 8 tokens for the full chain; greedy and sampled."""
     settings = run_settings(bench.run)
-    if settings.method != "tree":
-        raise UserError(f"run={bench.run}: method={settings.method} has no short paths to draft")
+    method = methods.of(settings)
+    if not method.short_paths:
+        raise UserError(f"run={bench.run}: method={method.name} has no short paths to draft")
     torch.set_num_threads(1)
     decoder, tokenizer, names = open_language_model(bench.run, "last", None)
     (prompt,) = tokenizer.encode([PROMPT])

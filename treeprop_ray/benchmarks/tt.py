@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from treeprop_ray import config
-from treeprop_ray.benchmarks.random_data import random_sequences
+from treeprop_ray.benchmarks.random_data import random_job, random_sequences
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio, steps_of
 from treeprop_ray.core.bptt import cell_by_cell
 from treeprop_ray.data import Batches
+from treeprop_ray.engine import LocalEngine
+from treeprop_ray.hosts.time import BpttHost
 from treeprop_ray.reporting.tables import write_table
-from treeprop_ray.through_time import engine
 
 REGIMES = [("latency", 64, 1), ("latency", 64, 8), ("compute", 128, 128)]  # name, hidden, batch
 SWEEPS = (0, 4)
@@ -40,14 +43,15 @@ def measure(bench: BenchSettings, regime: str, hidden: int, batch: int, D: int) 
     chosen = {"bptt": ["method=bptt"], "plain": ["method=bptt"], "fused": ["method=bptt_fused"]}
     pieces = f"microbatches={max(1, (batch << D) // SYMBOLS)}"
     chosen |= {f"K={K}": ["method=tree", f"time.sweeps={K}", pieces] for K in SWEEPS}
-    settings = {name: config.load([*words, *more]) for name, more in chosen.items()}
     data, clock = random_sequences(batch, D), itertools.count()
-    engines = {name: engine.build_local(s, data, 1000) for name, s in settings.items()}
-    plain = engines["plain"]
-    assert isinstance(plain, engine.BPTTEngine)
-    plain.bptt.roll = cell_by_cell(plain.owner.parts["f0"])
-    for timed in engines.values():
-        timed.batches = OneBatch(data, batch, 1)
+    batches = partial(OneBatch, data, batch, 1)
+    engines = {}
+    for name, more in chosen.items():
+        job = random_job(config.load([*words, *more]), data)
+        engines[name] = LocalEngine(replace(job, batches=batches))
+    plain = engines["plain"].host
+    assert isinstance(plain, BpttHost)
+    plain.bptt.roll = cell_by_cell(plain.parts["f0"])
     once = in_turn({"bptt": steps_of(engines["bptt"], 1, clock)}, 3)["bptt"]
     count = max(1, min(bench.steps, int(SECONDS / min(once))))
     rounds = bench.rounds if regime == "latency" else max(3, bench.rounds // 3)

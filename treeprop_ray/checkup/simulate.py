@@ -7,6 +7,7 @@ nodes are told to have. Actors are not started: each would be bound to its bundl
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,18 +20,14 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from treeprop_ray import config
-from treeprop_ray.checkup.cluster import plan_for, reserves, tree_of
+from treeprop_ray import methods
+from treeprop_ray.checkup.cluster import plan_for, reserves
 from treeprop_ray.config import Settings
-from treeprop_ray.core.network import STEM
-from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import load
 from treeprop_ray.engine import runtime
-from treeprop_ray.engine.job import owners
 from treeprop_ray.errors import TrainingError, UserError
-from treeprop_ray.models import blueprint
-from treeprop_ray.schedule.placement import Plan, stages
-from treeprop_ray.through_time.distributed import describe, windows_of
+from treeprop_ray.reporting.tables import columns
+from treeprop_ray.schedule.placement import Plan
 
 GROUP_SECONDS = 60
 
@@ -82,38 +79,30 @@ def bundles_to_machines(plan: Plan, numbers: Mapping[str, int]) -> list[int]:
 
 def held(settings: Settings, plan: Plan) -> list[tuple[str, str]]:
     """What each actor holds, and how many parameters that is ("?" if the data set is not here)."""
-    if config.recurrent(settings):
-        cells = [describe(window) for window in windows_of(settings)]
-        return [(text, "?") for text in ["data, readout", *cells]]
-    tree = tree_of(settings)
-    is_tree = settings.method == "tree"
-    owner = owners(tree, plan, is_tree)
-    counts = _counts(settings, tree)
+    method = methods.of(settings)
+    tree = method.tree(settings)
+    residents = method.residents(settings, plan, tree)
+    try:
+        count = method.network(settings, load(settings).shape).count_parameters
+    except UserError:
+        count = None
     out = []
     for host in range(len(plan.names)):
-        if is_tree:
-            ns = [str(n) for n, h in plan.layout.host_of.items() if h == host]
-            ends = ["stem", "head"] if host == plan.layout.boundary else []
-            text = ", ".join([*ends, *([f"node {' '.join(ns)}"] if ns else [])])
-        else:
-            cut = stages(tree, len(plan.names))[host]
-            text = f"blocks {cut[0][0]}..{cut[-1][1]}"
-        mine = [edge for edge, h in owner.items() if h == host]
-        out.append((text, f"{sum(counts[e] for e in mine):,}" if counts else "?"))
+        parts = [part for r in residents if r.host == host for part in r.parts]
+        parameters = f"{sum(map(count, parts)):,}" if count else "?"
+        out.append((brief(method.about(settings, plan, tree, host)), parameters))
     return out
 
 
-def _counts(settings: Settings, tree: Tree) -> dict[tuple[int, int], int]:
-    """Parameters of every block; empty when the data's shape cannot be had."""
-    try:
-        network = blueprint(settings, load(settings).shape)
-    except UserError:
-        return {}
-    return {edge: network.count_parameters(edge) for edge in (STEM, *tree.blocks)}
+def brief(about: str) -> str:
+    """Of an actor's nodes the numbers are enough."""
+    nodes = re.findall(r"node (\d+) level", about)
+    rest = [text for text in about.split("; ") if not text.startswith("node ")]
+    return ", ".join([*rest, f"node {' '.join(nodes)}"] if nodes else rest)
 
 
 def simulate(settings: Settings, count: int, cpus: int, gpus: int) -> list[Placed]:
-    """Where the actors of an experiment land on `count` plan-up machines."""
+    """Where the actors of an experiment land on `count` made-up machines."""
     with machines(count, cpus, gpus) as numbers:
         plan = plan_for(settings, runtime.cluster())
         landed = bundles_to_machines(plan, numbers)
@@ -129,8 +118,7 @@ def table(placed: list[Placed], count: int) -> str:
     rows = [("machine", "actor", "holds", "parameters", "reserves")]
     for p in sorted(placed, key=lambda p: p.machine):
         rows.append((str(p.machine), p.actor, p.holds, p.parameters, p.resources))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = ["  ".join(t.ljust(w) for t, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    lines = [columns(rows, str.ljust)]
     empty = sorted(set(range(1, count + 1)) - {p.machine for p in placed})
     if empty:
         lines.append(f"idle: machine {', '.join(map(str, empty))} (the plan does not need them)")
