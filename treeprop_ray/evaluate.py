@@ -15,16 +15,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeprop_ray import cli, config
-from treeprop_ray.config import Settings, opt
+from treeprop_ray.config import opt
 from treeprop_ray.errors import UserError
-
-if TYPE_CHECKING:
-    from treeprop_ray.data import DataSet
-    from treeprop_ray.inference.paths import Network
 
 
 @dataclass
@@ -63,42 +58,28 @@ def load(words: Sequence[str]) -> EvaluateSettings:
 
 def run(settings: EvaluateSettings) -> None:
     """The evaluate command."""
-    from treeprop_ray.inference.paths import as_path_text, parse_path, score_network
+    from treeprop_ray import methods
+    from treeprop_ray.inference import adaptive, paths
+    from treeprop_ray.reporting.adaptive import show
     from treeprop_ray.run.reading import open_run
-    from treeprop_ray.train import outline_of, table_of
 
-    of_run, samples, point, network = open_run(
-        settings.run, settings.checkpoint, settings.data_root
-    )
-    if settings.mode == "adaptive":
-        print(f"{point.path}\n{adaptive(settings, of_run, network, samples)}")
-        return
-    text = as_path_text(settings.path)
-    outline = outline_of(of_run, network.tree)
-    paths = outline.paths
-    if text != "all":
-        paths = {text if text in paths else "path": parse_path(text, outline, of_run.method)}
-    scores = score_network(network, paths, samples.batches(settings.split))
-    print(f"{point.path}\n{table_of(outline, paths, {settings.split: scores})}")
-
-
-def adaptive(
-    settings: EvaluateSettings, of_run: Settings, network: Network, samples: DataSet
-) -> str:
-    """The table of mode=adaptive; draws its figure."""
-    from treeprop_ray.inference import adaptive
-    from treeprop_ray.reporting.adaptive import draw, write
-
-    tree = adaptive.with_exits(network, of_run)
-    exits = adaptive.look(tree, samples.batches(settings.split))
-    points = [adaptive.at_threshold(exits, t) for t in adaptive.thresholds_of(settings.threshold)]
-    fixed = adaptive.fixed_paths(exits, tree.tree.named_paths)
-    figure = Path(settings.run) / "figures" / "adaptive.png"
-    figure.parent.mkdir(exist_ok=True)
-    draw(points, fixed, settings.split, figure)
-    if settings.out:
-        write(settings.run, settings.out, settings.split, points, fixed, figure)
-    return f"{adaptive.table_of(points, exits.names)}\nfigure: {figure}"
+    s = settings
+    of_run, samples, point, network = open_run(s.run, s.checkpoint, s.data_root)
+    batches = samples.batches(s.split)
+    if s.mode == "adaptive":
+        outcomes, fixed = adaptive.outcomes(network, of_run, batches, s.threshold)
+        figure = show(s.run, s.out, s.split, outcomes, fixed)
+        table = f"{adaptive.table_of(outcomes, list(fixed))}\nfigure: {figure}"
+    else:
+        method, text = methods.of(of_run), paths.as_path_text(s.path)
+        outline = method.outline(of_run, network.tree)
+        wanted = outline.paths
+        if text != "all":
+            name = text if text in wanted else "path"
+            wanted = {name: paths.parse_path(text, outline, method)}
+        scores = paths.score_network(network, wanted, batches)
+        table = outline.table(wanted, {s.split: scores})
+    print(f"{point.path}\n{table}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,22 +48,23 @@ def load(words: Sequence[str]) -> ExportSettings:
 
 def run(settings: ExportSettings) -> None:
     """The export command."""
+    from treeprop_ray import methods
     from treeprop_ray.core.network import TreeNetwork
     from treeprop_ray.inference.export import write, write_hf, write_torch_gru
     from treeprop_ray.inference.paths import as_path_text, parse_path
     from treeprop_ray.models.rnn import TimeNetwork
-    from treeprop_ray.run.reading import open_run, run_settings
-    from treeprop_ray.train import outline_of
+    from treeprop_ray.run.folder import run_settings
+    from treeprop_ray.run.reading import open_run
 
     is_hf = settings.format == "hf"
     if is_hf and (of := run_settings(settings.run)).model.name != "gpt":
         raise UserError(f"format=hf: the run has model.name={of.model.name}; needs gpt")
-    of_run, samples, point, network = open_run(
-        settings.run, settings.checkpoint, settings.data_root
-    )
+    opened = open_run(settings.run, settings.checkpoint, settings.data_root)
+    of_run, samples, point, network = opened
     text = as_path_text(settings.path)
-    outline = outline_of(of_run, network.tree)
-    path = parse_path(text, outline, of_run.method)
+    method = methods.of(of_run)
+    outline = method.outline(of_run, network.tree)
+    path = parse_path(text, outline, method)
     known = {**network.tree.named_paths, **outline.paths}
     name = (text if text in known else "-".join(map(str, path))) + ("-hf" if is_hf else "")
     folder = Path(settings.to) if settings.to else Path(settings.run) / "export" / name

@@ -77,7 +77,7 @@ def test_page_opens_in_a_browser_without_errors(run_folder: Path, tmp_path: Path
 
 def test_page_of_an_unfinished_run_says_so(command: Command, run_folder: Path) -> None:
     from treeprop_ray.reporting.page import html_of
-    from treeprop_ray.run.reading import run_settings
+    from treeprop_ray.run.folder import run_settings
 
     settings = run_settings(str(run_folder))
     aside = run_folder / "summary.json"

@@ -14,13 +14,13 @@ from treeprop_ray.config.loading import (
     run_name,
     to_yaml,
 )
-from treeprop_ray.config.names import dotted, imported
-from treeprop_ray.config.nested import TEXTS, Cff, Data, Model, RaySettings, Time
+from treeprop_ray.config.names import OWN, dotted, imported
+from treeprop_ray.config.nested import TEXTS, Cff, Data, Model, Probe, RaySettings, Time, Weights
 from treeprop_ray.config.settings import RESUMABLE, Settings, family_of, recurrent
 
 __all__ = [
-    "EXPERIMENTS", "RESUMABLE", "TEXTS", "Cff", "Data", "Model", "RaySettings", "Settings", "Time",
-    "describe", "differences", "dotted", "experiment_file", "family_of", "group", "imported",
-    "load", "load_file", "merge", "opt", "parse_overrides", "read_yaml", "recurrent", "run_name",
-    "to_yaml", "walk",
+    "EXPERIMENTS", "OWN", "RESUMABLE", "TEXTS", "Cff", "Data", "Model", "Probe", "RaySettings",
+    "Settings", "Time", "Weights", "describe", "differences", "dotted", "experiment_file",
+    "family_of", "group", "imported", "load", "load_file", "merge", "opt", "parse_overrides",
+    "read_yaml", "recurrent", "run_name", "to_yaml", "walk",
 ]  # fmt: skip

@@ -12,6 +12,8 @@ from typing import Any
 
 from treeprop_ray.errors import UserError, first_line
 
+OWN = "fit:own"  # what a run of `fit` has for a name of its network and data
+
 
 def dotted(value: str) -> bool:
     """Whether a name is written `package.module:factory`."""

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from treeprop_ray import methods
 from treeprop_ray.config import Settings
 from treeprop_ray.core.factor import full
 from treeprop_ray.core.network import TreeNetwork
+from treeprop_ray.core.scoring import path_states
 from treeprop_ray.core.tree import Edge, Tree
-from treeprop_ray.engine.base import path_states
 from treeprop_ray.errors import UserError
 from treeprop_ray.inference.paths import Network, network_through
 
@@ -61,8 +62,9 @@ def thresholds_of(given: Any) -> list[float]:
 
 def with_exits(network: Network, settings: Settings) -> TreeNetwork:
     """The network of a run whose samples may stop early; UserError where they cannot."""
-    if settings.method != "tree" or not isinstance(network, TreeNetwork):
-        kind = f"method={settings.method} model.name={settings.model.name}"
+    method = methods.of(settings)
+    if not method.short_paths or not isinstance(network, TreeNetwork):
+        kind = f"method={method.name} model.name={settings.model.name}"
         raise UserError(f"mode=adaptive: a run with {kind} has no short paths")
     if settings.model.name == "gpt":
         raise UserError(
@@ -132,3 +134,13 @@ def fixed_paths(exits: Exits, paths: Mapping[str, Sequence[int]]) -> dict[str, t
     """(blocks, accuracy) of every path on its own, to compare with."""
     accuracy = exits.correct.double().mean(1).tolist()
     return {name: (len(paths[name]) - 2, accuracy[i]) for i, name in enumerate(exits.names)}
+
+
+def outcomes(
+    network: Network, settings: Settings, batches: Iterable[tuple[Tensor, Tensor]], threshold: Any
+) -> tuple[list[Point], dict[str, tuple[int, float]]]:
+    """The outcome of every threshold, and (blocks, accuracy) of every exit's path on its own."""
+    tree_network = with_exits(network, settings)
+    exits = look(tree_network, batches)
+    points = [at_threshold(exits, t) for t in thresholds_of(threshold)]
+    return points, fixed_paths(exits, tree_network.tree.named_paths)

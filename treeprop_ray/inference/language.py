@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from treeprop_ray import methods
 from treeprop_ray.core.network import TreeNetwork
 from treeprop_ray.data.text import Tokenizer, shape_of, tokenizer_of
 from treeprop_ray.errors import UserError
 from treeprop_ray.inference.decoding import Continuation, Decoder
 from treeprop_ray.inference.paths import parse_path
-from treeprop_ray.run.reading import load_network, pick_checkpoint, run_settings
+from treeprop_ray.run.folder import run_settings
+from treeprop_ray.run.reading import load_network, pick_checkpoint
 
 WARM_UP = 8  # tokens decoded before the clock starts
 
@@ -19,18 +21,17 @@ def open_language_model(
     run: str, checkpoint: str, data_root: str | None
 ) -> tuple[Callable[[str], Decoder], Tokenizer, list[str]]:
     """(makes the decoder of a path given as text, tokenizer, names of paths) of a run."""
-    from treeprop_ray.train import outline_of
-
     settings = run_settings(run)
     if settings.model.name != "gpt":
         raise UserError(f"run={run}: model.name={settings.model.name} is no language model")
     settings.data.root = data_root or settings.data.root
     network = load_network(settings, shape_of(settings.data), pick_checkpoint(run, checkpoint))
     assert isinstance(network, TreeNetwork)
-    outline = outline_of(settings, network.tree)
+    method = methods.of(settings)
+    outline = method.outline(settings, network.tree)
 
     def decoder(path: str) -> Decoder:
-        return Decoder(network.path(parse_path(path, outline, settings.method)))
+        return Decoder(network.path(parse_path(path, outline, method)))
 
     return decoder, tokenizer_of(settings.data), list(outline.paths)
 

@@ -1,4 +1,4 @@
-"""Paths by name or by indices, and their scores in one process."""
+"""Paths of a trained tree: named by the user, run and scored in this process."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ from treeprop_ray.core.network import TreeNetwork
 from treeprop_ray.core.scoring import Counts, Score, Through, count, path_states
 from treeprop_ray.core.tree import Edge
 from treeprop_ray.errors import UserError
+from treeprop_ray.methods import Method
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import TimeNetwork
 
 Network = TreeNetwork | TimeNetwork
 
 
-def parse_path(text: str, outline: Outline, method: str) -> list[int]:
+def as_path_text(value: object) -> str:
+    """What the user gave for a path, as text."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def parse_path(text: str, outline: Outline, method: Method) -> list[int]:
     """A path by name (full, spine-2) or as indices such as [0,4,6,8]; checked against the tree."""
     tree = outline.tree
-    named = {**tree.named_paths, **outline.paths} if method == "tree" else outline.paths
+    named = {**tree.named_paths, **outline.paths} if method.short_paths else outline.paths
     if text in named:
         return named[text]
     try:
@@ -29,16 +37,10 @@ def parse_path(text: str, outline: Outline, method: str) -> list[int]:
     except ValueError as e:
         reason = str(e) if str(e).startswith("path=") else f"path={text}: not a list of indices"
         raise UserError(f"{reason}; names: {', '.join(named)}") from e
-    if method != "tree" and path != tree.chain:
-        raise UserError(f"path={text}: a run with method={method} has trained only the full chain")
+    if not method.short_paths and path != tree.chain:
+        kind = f"method={method.name}"
+        raise UserError(f"path={text}: a run with {kind} has trained only the full chain")
     return path
-
-
-def as_path_text(value: object) -> str:
-    """What the user gave for a path, as text."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ",".join(map(str, value))
-    return str(value)
 
 
 def network_through(network: TreeNetwork) -> Through:
@@ -68,4 +70,4 @@ def score_network(
         for name, z in path_states(network.tree, paths, x, through).items():
             with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
                 counts[name].append(count(head, z, y))
-    return {name: Score.of(asked) for name, asked in counts.items()}
+    return {name: Score.of(of_path) for name, of_path in counts.items()}

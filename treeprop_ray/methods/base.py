@@ -176,7 +176,7 @@ class Method(ABC):
         rule = Rule.of(settings, family, labels_per_sample)
         return replace(rule, mc_samples=1)
 
-    def optimizer(self, settings: Settings, total_steps: int) -> OptimizerRule:
+    def optimizer(self, settings: Settings, tree: Tree, total_steps: int) -> OptimizerRule:
         """The optimizer of every part."""
         return OptimizerRule.of(settings, total_steps)
 
@@ -269,12 +269,13 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job of settings; `data` gives shapes and counts, hosts load what they need themselves."""
     method = of(settings)
     recipe = method.network(settings, data.shape)
+    tree = Tree(recipe.N, settings.split)
     return Job(
         method=method,
         settings=settings,
-        tree=Tree(recipe.N, settings.split),
+        tree=tree,
         rule=method.rule(settings, recipe.family, data.labels_per_sample),
-        optimizer=method.optimizer(settings, total_steps),
+        optimizer=method.optimizer(settings, tree, total_steps),
         total_steps=total_steps,
         parts=partial(fresh_parts, settings, data.shape),
         batches=(
@@ -299,7 +300,7 @@ def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_step
         settings=settings,
         tree=network.tree,
         rule=method.rule(settings, network.family, data.labels_per_sample),
-        optimizer=method.optimizer(settings, total_steps),
+        optimizer=method.optimizer(settings, network.tree, total_steps),
         total_steps=total_steps,
         parts=lambda names: {name: parts[name] for name in names},
         batches=lambda: batches,

@@ -46,11 +46,11 @@ class ForwardForward(ChainMethod):
                 "with each other; use microbatches=1"
             )
 
-    def optimizer(self, settings: Settings, total_steps: int) -> OptimizerRule:
+    def optimizer(self, settings: Settings, tree: Tree, total_steps: int) -> OptimizerRule:
         """Two stages with a learning rate each; layers are clipped one by one."""
         cff = settings.cff
         first = total_steps - max(1, round(cff.head_share * total_steps))
-        rule = super().optimizer(settings, total_steps)
+        rule = super().optimizer(settings, tree, total_steps)
         return replace(rule, lr=cff.lr, clip_each=True, second=(first, cff.head_lr))
 
     def calls(self, job: Job, plan: Plan) -> list[Call]:

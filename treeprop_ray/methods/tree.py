@@ -40,12 +40,12 @@ class TreeProp(BlockMethod):
         """Of all methods only this one draws several samples of the objective."""
         return Rule.of(settings, family, labels_per_sample)
 
-    def optimizer(self, settings: Settings, total_steps: int) -> OptimizerRule:
+    def optimizer(self, settings: Settings, tree: Tree, total_steps: int) -> OptimizerRule:
         """The chain's blocks may have a learning rate of their own."""
-        rule = super().optimizer(settings, total_steps)
+        rule = super().optimizer(settings, tree, total_steps)
         if settings.chain_lr == 1:
             return rule
-        chain = range(self.tree(settings).N - 1)
+        chain = range(tree.N - 1)
         return replace(rule, factors=tuple((f"{l}-{l + 1}", settings.chain_lr) for l in chain))
 
     def plan(self, settings: Settings, tree: Tree, cluster: Cluster) -> Plan:

@@ -46,9 +46,9 @@ class TreePropThroughTime(TimeMethod):
         """A cell for each depth, and the readout."""
         return part_names(settings.time.depth)
 
-    def optimizer(self, settings: Settings, total_steps: int) -> OptimizerRule:
+    def optimizer(self, settings: Settings, tree: Tree, total_steps: int) -> OptimizerRule:
         """The recipes favour the deployed cell."""
-        rule = super().optimizer(settings, total_steps)
+        rule = super().optimizer(settings, tree, total_steps)
         if settings.time.recipe == "paper":
             return rule
         return replace(rule, factors=((cell_name(0), BOOST),), clip_each=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treeprop_ray.config import Settings, dotted, family_of, imported
+from treeprop_ray.config import OWN, Settings, dotted, family_of, imported
 from treeprop_ray.core.network import Blueprint, Shape
 from treeprop_ray.errors import UserError
 from treeprop_ray.models import gpt, mlp, vit
@@ -17,6 +17,10 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
     Blueprint.
     """
     name = settings.model.name
+    if name == OWN:
+        raise UserError(
+            f"model.name={name}: a network given to fit; only the program that made it can build it"
+        )
     if not dotted(name):
         make = MODELS[name]
         return make(settings.model, shape.input_shape, shape.classes, family_of(settings))

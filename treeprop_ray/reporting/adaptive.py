@@ -16,14 +16,34 @@ TITLE = "Adaptive inference: samples stop on the spine when the softmax is confi
 Outcome = tuple[float, float, float, tuple[float, ...]]
 
 
+def show(
+    run: str,
+    out: str,
+    split: str,
+    outcomes: Sequence[Outcome],
+    fixed: Mapping[str, tuple[int, float]],
+) -> Path:
+    """Draw figures/adaptive.png of a run, with `out` the page there too; returns the figure.
+
+    `fixed`: (blocks, accuracy) of every exit's path on its own.
+    """
+    figure = Path(run) / "figures" / "adaptive.png"
+    figure.parent.mkdir(exist_ok=True)
+    draw(outcomes, fixed, split, figure)
+    if out:
+        write(run, out, split, outcomes, fixed)
+        shutil.copy(figure, Path(out) / "adaptive.png")
+    return figure
+
+
 def draw(
-    points: Sequence[Outcome], fixed: Mapping[str, tuple[int, float]], split: str, target: Path
+    outcomes: Sequence[Outcome], fixed: Mapping[str, tuple[int, float]], split: str, target: Path
 ) -> None:
     """Accuracy over mean blocks run, a point per threshold; crosses: every sample on one path."""
     fig, ax = plt.subplots(figsize=(6, 4))
     near = {"textcoords": "offset points", "fontsize": 7}
     places: dict[tuple[float, float], float] = {}  # thresholds that change nothing share a label
-    for threshold, accuracy, blocks, _ in points:
+    for threshold, accuracy, blocks, _ in outcomes:
         places.setdefault((blocks, 100 * accuracy), threshold)
     ax.plot(*zip(*places, strict=True), marker=".", label="adaptive, by threshold")
     for place, threshold in places.items():
@@ -42,11 +62,10 @@ def write(
     run: str,
     out: str,
     split: str,
-    points: Sequence[Outcome],
+    outcomes: Sequence[Outcome],
     fixed: Mapping[str, tuple[int, float]],
-    figure: Path,
 ) -> None:
-    """<out>/adaptive.md, .csv and .png; `fixed`: (blocks, accuracy) of every exit's path alone."""
+    """<out>/adaptive.md and .csv."""
     stored = Path(run) / "summary.json"
     if not stored.is_file():
         raise UserError(f"out={out}: run={run} is not finished")
@@ -58,7 +77,7 @@ def write(
             "blocks run (mean)": blocks,
             **{f"leave at {n} (%)": 100 * x for n, x in zip(fixed, left_at, strict=True)},
         }
-        for threshold, accuracy, blocks, left_at in points
+        for threshold, accuracy, blocks, left_at in outcomes
     ]
     one = ", ".join(f"{n} {100 * right:.2f} % ({blocks})" for n, (blocks, right) in fixed.items())
     samples = summary["samples"]
@@ -70,4 +89,3 @@ def write(
         "![accuracy over blocks](adaptive.png)",
     ]  # fmt: skip
     write_table(out, "adaptive", TITLE, rows, notes)
-    shutil.copy(figure, Path(out) / "adaptive.png")

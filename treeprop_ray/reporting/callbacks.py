@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from treeprop_ray.config import Settings
@@ -16,11 +15,13 @@ from treeprop_ray.run.trainer import Trainer
 class Figures(Callback):
     """figures/*.png of the run folder; where actors worked, timeline.json and waves.png too."""
 
-    def on_end(self, run: Trainer, summary: Mapping[str, Any]) -> None:
+    def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
         """Draw what is in the run folder."""
-        folder, spans = run.folder.path, run.engine.spans()
+        if not (run.folder and run.writes):
+            return
+        folder = run.folder.path
         run_figures(folder, run.outline)
-        if spans:
+        if spans := run.engine.spans():
             write_timeline(spans, folder / "timeline.json")
             draw_waves(spans, folder / "figures" / "waves.png")
 

@@ -12,7 +12,7 @@ from treeprop_ray import config
 from treeprop_ray.config import RESUMABLE, Settings
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.tables import markdown
-from treeprop_ray.run.reading import run_settings
+from treeprop_ray.run.folder import run_settings
 
 # said in a column of its own, or about where and how a run was made
 SAID = {"method"} | (RESUMABLE - {"epochs", "steps"})

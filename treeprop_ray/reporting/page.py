@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from treeprop_ray import config
+from treeprop_ray import config, methods
 from treeprop_ray.config import RESUMABLE, Settings
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
@@ -20,7 +20,7 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.probe_row import WHOLE
 from treeprop_ray.reporting.figures import schedule
 from treeprop_ray.reporting.plot import plt
-from treeprop_ray.run.reading import run_settings
+from treeprop_ray.run.folder import run_settings
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -96,7 +96,7 @@ def html_of(settings: Settings, folder: Path) -> str:
 
 def subtitle(settings: Settings, summary: dict[str, Any] | None) -> str:
     """What kind of run it is, and whether it is finished."""
-    kind = f"{settings.model.name} on {settings.data.name}, method={settings.method}"
+    kind = f"{settings.model.name} on {settings.data.name}, method={methods.of(settings).name}"
     if summary is None:
         return f"{kind}. The run is not finished."
     deployed, trained = summary["parameters_deployed"], summary["parameters_trained"]
@@ -143,7 +143,8 @@ def probe_section(folder: Path) -> list[str]:
 def figures(settings: Settings, summary: dict[str, Any] | None, folder: Path) -> list[str]:
     """The figures of the run folder, and the schedule where no actors were timed."""
     pictures = {p.stem: p.read_bytes() for p in (folder / "figures").glob("*.png")}
-    over_blocks = settings.method == "tree" and not config.recurrent(settings)
+    method = methods.of(settings)
+    over_blocks = method.short_paths and not method.over_time
     if "waves" not in pictures and over_blocks and summary and summary["N"] <= DRAWN:
         pictures["schedule"] = schedule_picture(settings, summary["N"])
     known = [name for name in FIGURES if name in pictures]

@@ -16,7 +16,7 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.page import changed
 from treeprop_ray.reporting.probe_figures import draw
 from treeprop_ray.reporting.tables import markdown
-from treeprop_ray.run.reading import run_settings
+from treeprop_ray.run.folder import run_settings
 
 SHOWN = ["cosine", "norm_bp", "norm_tree", "norm_bias", "kl", "F_mean", "F", "nll", "gap"]
 FIGURES = ["probe_alignment", "probe_blocks", "probe_kl", "probe_tree", "probe_bound", "probe_leak"]

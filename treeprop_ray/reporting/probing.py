@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from treeprop_ray import data, engine, methods
-from treeprop_ray.config import Probe
+from treeprop_ray.config.nested import Probe
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
@@ -28,32 +28,37 @@ from treeprop_ray.run.trainer import Trainer
 class Probing(Callback):
     """Probes a run while it goes: a row before the first step, every so many, and at the end."""
 
+    file: MetricsFile | None = None  # none in a run that writes nothing
+
     def __init__(self, settings: Probe) -> None:
         self.settings = settings
 
     def on_start(self, run: Trainer) -> None:
         """Open the files; the row of an untrained network."""
+        if not (run.folder and run.writes):
+            return
         folder = run.folder.path
         self.file = MetricsFile(folder / "probe.csv", columns(run.engine.tree), run.start)
         self.board = SummaryWriter(folder / "tensorboard")
         if run.start == 0:
-            self._measure(run, 0)
+            self._measure(run, self.file, 0)
 
     def on_step(self, run: Trainer, done: int) -> None:
         """Probe if it is due."""
-        if done % self.settings.every == 0 or done == run.total_steps:
-            self._measure(run, done)
+        if self.file and (done % self.settings.every == 0 or done == run.total_steps):
+            self._measure(run, self.file, done)
 
-    def on_end(self, run: Trainer, summary: Mapping[str, Any]) -> None:
+    def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
         """Close the files and draw the figures."""
-        self.file.close()
-        self.board.close()
-        draw(run.folder.path, run.engine.tree)
+        if self.file and run.folder:
+            self.file.close()
+            self.board.close()
+            draw(run.folder.path, run.engine.tree)
 
-    def _measure(self, run: Trainer, step: int) -> None:
+    def _measure(self, run: Trainer, file: MetricsFile, step: int) -> None:
         began = time.perf_counter()
         row = run.engine.probe(self.settings.batches, self.settings.draws)
-        self.file.write({"step": step, "epoch": step // run.per_epoch, **row})
+        file.write({"step": step, "epoch": step // run.per_epoch, **row})
         for key, value in row.items():
             self.board.add_scalar(f"probe/{key}", value, step)
         run.log.pause(time.perf_counter() - began)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from treeprop_ray.config import Settings
 from treeprop_ray.data import load
 from treeprop_ray.engine import Engine, build
@@ -49,6 +51,7 @@ class Trainer:
         self.validation: Scores = {}  # scores after the last step
         self.wall = 0.0
         self.saved = ""  # the last checkpoint
+        self.weights: dict[str, Tensor] = {}  # at the end
 
     @classmethod
     def of(
@@ -100,6 +103,7 @@ class Trainer:
         scores: Scores = {}
         if ends_epoch and (self.epoch % s.eval_every == 0 or last):
             scores = self._evaluate(done, saves)
+            self._show(scores)
         self.callbacks.on_step(self, done)
         self.bar.advance()
         if saves:
@@ -129,18 +133,24 @@ class Trainer:
         print(f"continuing from {point.path} (step {self.start} of {self.total_steps})", flush=True)
 
     def _evaluate(self, done: int, saves: bool) -> Scores:
-        """Score every path on the validation split, log and show it."""
+        """Score every path on the validation split, if there is one, and log it."""
+        if not self.job.splits["validation"]:
+            return {}
         self.validation = scores = self.engine.score(self.outline.paths, "validation")
         self._test(done, scores, saves)
         tests = self.tests[-1] if self.settings.eval_test else {}
         self.log.epoch(done, self.epoch, scores, tests)
+        return scores
+
+    def _show(self, scores: Scores) -> None:
+        loss = f"loss {self.log.loss:.4f}"
         shown = {name: self.outline.show(score).strip() for name, score in scores.items()}
         brief = "  ".join(f"{name} {text}" for name, text in shown.items())
-        self.bar.line(
-            f"epoch {self.epoch}/{self.settings.epochs}  loss {self.log.loss:.4f}  val {brief}",
-            f"loss {self.log.loss:.3f}  val {'/'.join(shown.values())}",
-        )
-        return scores
+        line = f"epoch {self.epoch}/{self.settings.epochs}  {loss}"
+        short = f"loss {self.log.loss:.3f}"
+        if scores:
+            line, short = f"{line}  val {brief}", f"{short}  val {'/'.join(shown.values())}"
+        self.bar.line(line, short)
 
     def _test(self, done: int, scores: Scores, saves: bool) -> None:
         """Keep the best validation score with the test score of the same weights beside it, and
@@ -149,8 +159,10 @@ class Trainer:
         is_best = saves and self.outline.better(full.loss, full.accuracy, self.best)
         if not (is_best or self.settings.eval_test):
             return
-        score = self.engine.score({"full": self.outline.paths["full"]}, "test")["full"]
-        test = self.outline.figures(score)
+        test: dict[str, float] = {}
+        if self.job.splits["test"]:
+            score = self.engine.score({"full": self.outline.paths["full"]}, "test")["full"]
+            test = self.outline.figures(score)
         if is_best:
             self.best = {
                 "accuracy": full.accuracy, "loss": full.loss, "step": done, "test": test,
@@ -174,12 +186,15 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         """Test scores and the summary."""
         s, outline, tree = self.settings, self.outline, self.engine.tree
-        if not self.validation:  # a finished run whose summary was lost
-            self.validation = self.engine.score(outline.paths, "validation")
-        test = self.engine.score(outline.paths, "test")
-        scores = {"validation": self.validation, "test": test}
-        weights, _ = self.engine.state()
-        deployed = [v for k, v in weights.items() if k.split("/")[0] in outline.deployed]
+        scores = {
+            split: self.validation if split == "validation" and self.validation
+            else self.engine.score(outline.paths, split)
+            for split in ("validation", "test")
+            if self.job.splits[split]
+        }  # fmt: skip
+        self.weights, _ = self.engine.state()
+        weights = self.weights.values()
+        deployed = [v for k, v in self.weights.items() if k.split("/")[0] in outline.deployed]
         summary = {
             "name": self.folder.name if self.folder else "",
             "method": s.method,
@@ -192,7 +207,7 @@ class Trainer:
             "steps": self.total_steps,
             "epochs": self.total_steps / self.per_epoch,
             "samples_seen": self.total_steps * s.batch,
-            "parameters_trained": sum(v.numel() for v in weights.values()),
+            "parameters_trained": sum(v.numel() for v in weights),
             "parameters_deployed": sum(v.numel() for v in deployed),
             "block_applications_per_step": outline.applications,
             "stages": outline.stages(self.total_steps, self.job.optimizer.second),

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from treeprop_ray import config
+from treeprop_ray import config, methods
 from treeprop_ray.config import RESUMABLE, Settings
 from treeprop_ray.errors import UserError
 from treeprop_ray.sweep.space import (
@@ -118,11 +118,11 @@ class Sweep:
         words = [f"{k}={v}" for k, v in values.items()]
         base = ("", OmegaConf.create(dict(self.layer)))
         try:
-            made = config.merge(Settings, base, ("", config.parse_overrides(words)))
+            merged = config.merge(Settings, base, ("", config.parse_overrides(words)))
+            settings = methods.checked(cast(Settings, merged))
         except UserError as e:
             text = " ".join(f"{k}={show(v)}" for k, v in point.items())
             raise UserError(f"sweep={self.space.name} base={self.base}, {text}: {e}") from e
-        settings = cast(Settings, made)
         settings.experiment = self.base
         short = [f"{k.rpartition('.')[2]}_{show(v)}" for k, v in point.items()]
         protocol = digest(settings, leave_out={*point, "seed"})
@@ -207,15 +207,15 @@ def _value(text: str) -> Any:
 
 def past_trials(sweep: Sweep) -> list[Trial]:
     """Trials of an open-ended search that have a run folder, with the same base and overrides."""
-    found = []
+    trials = []
     for path in sorted(sweep.folder.glob("*/config.yaml")):
         stored = {k: v for k, _, v in config.walk(config.load_file(path))}
         point = {k: stored[k] for k in sweep.space.axes}
         if stored["seed"] == sweep.seeds[0]:
             trial = sweep.trial(point, stored["seed"])
             if trial.folder == path.parent:
-                found.append(trial)
-    return found
+                trials.append(trial)
+    return trials
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

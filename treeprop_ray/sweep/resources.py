@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treeprop_ray import config
+from treeprop_ray import methods
 from treeprop_ray.config import Settings
-from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
-from treeprop_ray.schedule.placement import Cluster, Plan, decide, plan
+from treeprop_ray.schedule.placement import Cluster, Plan
 from treeprop_ray.sweep.plan import Trial
 
 
@@ -35,8 +34,8 @@ class Need:
 def need(settings: Settings, cluster: Cluster) -> Need:
     """The bundles of a trial; UserError when the cluster can never hold them."""
     if settings.engine == "ray":
-        made = plan_of(settings, cluster)
-        return Need([{}, *made.bundles], made.strategy)  # the trial itself only waits
+        plan = plan_of(settings, cluster)
+        return Need([{}, *plan.bundles], plan.strategy)  # the trial itself only waits
     if settings.engine == "train":
         raise UserError("engine=train: not for a sweep; use engine=local or engine=ray")
     gpus = 1.0 if cluster.gpus and settings.device != "cpu" else 0.0
@@ -53,35 +52,13 @@ def pin(settings: Settings, cluster: Cluster) -> Settings:
     """Fix what the plan decided, so that the trial's own plan asks for the bundles it was given."""
     if settings.engine != "ray":
         return settings
-    made = plan_of(settings, cluster)
-    settings.cpus_per_actor, settings.gpus_per_actor = made.cpus, made.gpus
-    if not config.recurrent(settings):
-        kind, _ = decide(settings, tree_of(settings), cluster)
-        settings.placement, settings.hosts = kind, len(made.names) if kind == "packed" else 0
-    return settings
+    return methods.of(settings).pinned(settings, plan_of(settings, cluster))
 
 
 def plan_of(settings: Settings, cluster: Cluster) -> Plan:
     """Where the actors of a run would live."""
-    if config.recurrent(settings):
-        from treeprop_ray.through_time.distributed import plan_time
-
-        return plan_time(settings, cluster)
-    return plan(settings, tree_of(settings), cluster, config.run_name(settings))
-
-
-def tree_of(settings: Settings) -> Tree:
-    """The tree of a run: N is a matter of the network, whose shapes depend on the data."""
-    key = config.to_yaml(settings.model) + config.to_yaml(settings.data)
-    if key not in _known:
-        from treeprop_ray.data import load
-        from treeprop_ray.models import blueprint
-
-        _known[key] = blueprint(settings, load(settings).shape).N
-    return Tree(_known[key], settings.split)
-
-
-_known: dict[str, int] = {}  # N of the networks asked for, so that a sweep loads its data once
+    method = methods.of(settings)
+    return method.plan(settings, method.tree(settings), cluster)
 
 
 def room(each: Need, cluster: Cluster) -> int:

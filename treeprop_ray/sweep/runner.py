@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +12,15 @@ from ray import tune
 from ray.tune import Callback
 
 from treeprop_ray.engine import runtime
-from treeprop_ray.engine.base import Score
-from treeprop_ray.errors import TrainingError, UserError, first_line
+from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.schedule.placement import Cluster
 from treeprop_ray.sweep.plan import FINISHED, STOPPED, Sweep, Trial, past_trials, read_json
-from treeprop_ray.sweep.resources import need, pin
+from treeprop_ray.sweep.resources import need
 from treeprop_ray.sweep.rows import log_command
 from treeprop_ray.sweep.search import Listed, optuna_search, scheduler
 from treeprop_ray.sweep.settings import TuneSettings
 from treeprop_ray.sweep.view import View
+from treeprop_ray.sweep.worker import run_trial, trial_of, validation_of
 
 # Tune's own outputs are not wanted: runs have their TensorBoard events, their logs and their state.
 QUIET = {
@@ -35,47 +32,6 @@ QUIET = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-
-
-def run_trial(config: Mapping[str, Any], sweep: Sweep, cluster: Cluster) -> None:
-    """What a Tune worker does: train, report every evaluation, leave one line if it fails."""
-    from treeprop_ray.train import Trainer
-
-    trial = trial_of(sweep, config)
-    settings = pin(copy.deepcopy(trial.settings), cluster)
-    log = trial.error_file.with_suffix(".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    trial.error_file.unlink(missing_ok=True)
-    (trial.folder / "stopped.json").unlink(missing_ok=True)
-
-    def on_epoch(epoch: int, scores: Mapping[str, Score]) -> None:
-        if epoch < settings.epochs:
-            tune.report({"epoch": epoch, "score": score_of(sweep.space.metric, scores)})
-
-    with log.open("a") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        try:
-            summary = Trainer(settings, trial.command, on_epoch).train()
-        except Exception as e:
-            kind = "" if isinstance(e, TrainingError | UserError) else f"{type(e).__name__}: "
-            trial.error_file.write_text(kind + first_line(e))
-            raise
-    # only now: a scheduler may end the trial at any report, and the last one must find a summary
-    score = validation_of(sweep.space.metric, summary)
-    tune.report({"epoch": settings.epochs, "score": score})
-
-
-def trial_of(sweep: Sweep, config: Mapping[str, Any]) -> Trial:
-    """The trial that a Tune config stands for."""
-    return sweep.trial({k: config[k] for k in sweep.space.axes}, config["seed"])
-
-
-def score_of(metric: str, scores: Mapping[str, Score]) -> float:
-    """The metric on the validation split, which is what searches and schedulers look at."""
-    _, path, kind = metric.split("/")
-    score = scores.get(path) or scores["full"]
-    if kind == "perplexity":
-        return math.exp(min(score.loss, 700.0))
-    return float(getattr(score, kind))
 
 
 class Follow(Callback):  # type: ignore[misc]
@@ -215,12 +171,6 @@ def _optuna(
         return failed
     search = optuna_search(sweep, known, usable)
     return failed + _fit(settings, sweep, cluster, extra, search, left, view)
-
-
-def validation_of(metric: str, summary: Mapping[str, Any]) -> float:
-    """The metric of a finished run on the validation split."""
-    scores = summary["final"]["validation"]
-    return score_of(metric, {p: Score(v["loss"], v["accuracy"]) for p, v in scores.items()})
 
 
 def _fit(

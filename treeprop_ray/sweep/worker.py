@@ -1,0 +1,71 @@
+"""What a Tune worker does: one trial, which is an ordinary run in its own folder."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ray import tune
+
+from treeprop_ray.core.scoring import Score
+from treeprop_ray.errors import TrainingError, UserError, first_line
+from treeprop_ray.reporting.callbacks import standard
+from treeprop_ray.run.callbacks import Callback, Scores
+from treeprop_ray.run.trainer import Trainer
+from treeprop_ray.schedule.placement import Cluster
+from treeprop_ray.sweep.plan import Sweep, Trial
+from treeprop_ray.sweep.resources import pin
+
+
+class Reporting(Callback):
+    """Tells Tune of every evaluation but the last: a scheduler may end a trial at any report, and
+    the last one must find a summary."""
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+
+    def on_epoch(self, run: Trainer, epoch: int, scores: Scores) -> None:
+        """An evaluation."""
+        if epoch < run.settings.epochs:
+            tune.report({"epoch": epoch, "score": score_of(self.metric, scores)})
+
+
+def run_trial(config: Mapping[str, Any], sweep: Sweep, cluster: Cluster) -> None:
+    """Train, report every evaluation, leave one line if it fails."""
+    trial, metric = trial_of(sweep, config), sweep.space.metric
+    settings = pin(trial.settings, cluster)
+    log = trial.error_file.with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    trial.error_file.unlink(missing_ok=True)
+    (trial.folder / "stopped.json").unlink(missing_ok=True)
+    with log.open("a") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            callbacks = [*standard(settings), Reporting(metric)]
+            summary = Trainer.of(settings, trial.command, callbacks).train()
+        except Exception as e:
+            kind = "" if isinstance(e, TrainingError | UserError) else f"{type(e).__name__}: "
+            trial.error_file.write_text(kind + first_line(e))
+            raise
+    tune.report({"epoch": settings.epochs, "score": validation_of(metric, summary)})
+
+
+def trial_of(sweep: Sweep, config: Mapping[str, Any]) -> Trial:
+    """The trial that a Tune config stands for."""
+    return sweep.trial({k: config[k] for k in sweep.space.axes}, config["seed"])
+
+
+def score_of(metric: str, scores: Scores) -> float:
+    """The metric on the validation split, which is what searches and schedulers look at."""
+    _, path, kind = metric.split("/")
+    score = scores.get(path) or scores["full"]
+    if kind == "perplexity":
+        return math.exp(min(score.loss, 700.0))
+    return float(getattr(score, kind))
+
+
+def validation_of(metric: str, summary: Mapping[str, Any]) -> float:
+    """The metric of a finished run on the validation split."""
+    scores = summary["final"]["validation"]
+    return score_of(metric, {p: Score(v["loss"], v["accuracy"]) for p, v in scores.items()})
