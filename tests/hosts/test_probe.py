@@ -55,7 +55,7 @@ def test_gradients_are_those_of_autograd(N: int, rule: dict[str, Any], objective
     made = Rule(objective=objective, **rule)
     network = tiny_network(N, family=made.family)
     row = tiny_engine(network, made, pieces=2).probe(1, 0)
-    x, y = tiny_batches()(-1)
+    x, y = tiny_batches().held_out(0)
     parameters: list[Tensor] = list(network.chain().parameters())
     g = flat(cross_entropy(network.chain()(x), y), parameters)
     objective_value, _ = tree_objective(network, made, x, y, cut(-1, 6, 1)[0])
@@ -94,7 +94,7 @@ def test_kl_of_every_state_is_against_the_chains_own_block(N: int, split: str) -
     """Without noise and correction z_n = f_left(z_l); the KL is half the squared error."""
     network = tiny_network(N, split)
     row = tiny_engine(network, Rule()).probe(1, 4)
-    x, _ = tiny_batches()(-1)
+    x, _ = tiny_batches().held_out(0)
     network.requires_grad_(False)
     z = {0: network.stem(x)}
     for level in range(1, network.tree.depth + 1):
@@ -130,7 +130,7 @@ def test_bound_and_likelihood_of_binary_states_are_those_of_enumeration() -> Non
     rule = Rule(**{**BERNOULLI, "correction_scale": 4.0})
     network = tiny_network(3, family="bernoulli")
     row = tiny_engine(network, rule).probe(1, 800)
-    x, y = tiny_batches()(-1)
+    x, y = tiny_batches().held_out(0)
     states = torch.tensor(list(itertools.product([0.0, 1.0], repeat=4)), dtype=x.dtype)
     first, second, head = (network.block((n, n + 1)) for n in range(3))
 
@@ -174,7 +174,7 @@ def test_gaussian_bound_stays_above_the_likelihood_of_many_draws() -> None:
 
 def test_leak_is_clean_minus_tree_at_every_spine_node() -> None:
     network = tiny_network(8)
-    x, y = tiny_batches()(-1)
+    x, y = tiny_batches().held_out(0)
     calm = Rule(objective="node_all_ce")
     wild = Rule(objective="node_all_ce", alpha=1, beta=1, correction="vjp")
     for rule in (calm, wild):
