@@ -23,7 +23,7 @@ from treeprop_ray.hosts.cff import CffHost
 from treeprop_ray.hosts.chain import ChainHost
 from treeprop_ray.methods import Job
 from treeprop_ray.schedule.ops import Call
-from treeprop_ray.schedule.placement import Cluster, Plan
+from treeprop_ray.schedule.placement import Cluster
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def account(words: list[str], actors: int) -> Account:
     settings = config.load([*words, "placement=packed", f"hosts={actors}", "threads=1"])
     job = random_job(settings, random_images())
     plan = job.method.plan(settings, job.tree, Cluster(((float(actors), 0.0),)))
-    hosts, calls = hosts_of(job, plan), job.method.calls(job, plan)
+    hosts = [job.method.host(job, plan, index) for index in range(len(plan.names))]
+    calls = job.method.calls(job, plan)
     deployed = job.method.outline(settings, job.tree).deployed
     counts = {name: count_parameters(m) for host in hosts for name, m in host.parts.items()}
     step(hosts, job, calls, 0)  # optimizer state is made here
@@ -62,11 +63,6 @@ def account(words: list[str], actors: int) -> Account:
         peak=max(resident(h.optimizer) + meter.peak[i] for i, h in enumerate(hosts)),
         moved=moved,
     )
-
-
-def hosts_of(job: Job, plan: Plan) -> list[Host]:
-    """The hosts of a plan."""
-    return [job.method.host(job, plan, index) for index in range(len(plan.names))]
 
 
 def step(
