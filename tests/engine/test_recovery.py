@@ -1,0 +1,123 @@
+"""The point and the journal: what is replayed, what counts, when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from treeprop_ray.config import Settings
+from treeprop_ray.engine.recovery import Recovery
+from treeprop_ray.errors import ActorLost, TrainingError
+
+
+@dataclass
+class Role:
+    name: str
+
+
+@dataclass
+class FakeDriver:
+    """Does what a driver does to one actor, in this process: a step adds its number to a sum."""
+
+    die_at: set[int] = field(default_factory=set)
+    total: int = 0
+    steps: list[int] = field(default_factory=list)
+    roles: list[Role] = field(default_factory=lambda: [Role("run/host-0")])
+    calls: tuple[()] = ()
+
+    def step(self, step: int, report: bool) -> None:
+        if step in self.die_at:
+            self.die_at.discard(step)
+            raise ActorLost("killed")
+        self.total += step
+        self.steps.append(step)
+
+    def states(self) -> list[Any]:
+        return [({"sum": self.total}, {})]
+
+    def get(self, refs: Any) -> list[Any]:
+        return list(refs)
+
+    def lost(self) -> list[int]:
+        return [0]
+
+    def revive(self, lost: list[int]) -> None:
+        self.total = -1000
+
+    def become(self, roles: Any, calls: Any) -> None:
+        self.total = 0
+
+    @property
+    def actors(self) -> list[Any]:
+        driver = self
+
+        class Load:
+            @staticmethod
+            def remote(weights: dict[str, int], optimizer: dict[str, int]) -> None:
+                driver.total = weights["sum"]
+
+        class Actor:
+            load = Load
+
+        return [Actor]
+
+
+class FakeEngine:
+    def __init__(self, driver: FakeDriver) -> None:
+        self.driver = driver
+
+
+def recovering(driver: FakeDriver, **settings: Any) -> Recovery:
+    engine: Any = FakeEngine(driver)
+    return Recovery(engine, Settings(snapshot_every=10**6, **settings))
+
+
+def test_a_loss_replays_the_steps_since_the_point_and_no_others() -> None:
+    driver = FakeDriver(die_at={5})
+    recovery = recovering(driver)
+    for step in range(4):
+        recovery.step(step, report=False)
+    recovery.mark(4)
+    for step in range(4, 8):
+        recovery.step(step, report=False)
+    assert driver.total == sum(range(8))
+    assert driver.steps == [0, 1, 2, 3, 4, 4, 5, 6, 7] and recovery.replayed == 2
+
+
+def test_without_a_point_everything_begins_anew() -> None:
+    driver = FakeDriver(die_at={3})
+    recovery = recovering(driver)
+    for step in range(5):
+        recovery.step(step, report=False)
+    assert driver.total == sum(range(5)) and recovery.point == (0, None)
+
+
+def test_an_action_is_done_again_after_a_loss() -> None:
+    driver, tries = FakeDriver(), []
+    recovery = recovering(driver)
+    recovery.step(3, report=False)
+
+    def action() -> int:
+        tries.append(driver.total)
+        if len(tries) == 1:
+            raise ActorLost("killed")
+        return driver.total
+
+    assert recovery.guarded(action) == 3 and tries == [3, 3]
+
+
+def test_too_many_losses_end_the_run_with_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+    recovery = recovering(FakeDriver(die_at={1}), max_failures=0)
+    recovery.step(0, report=False)
+    with pytest.raises(TrainingError, match=r"lost run/host-0 \(killed\).*max_failures=0"):
+        recovery.step(1, report=False)
+
+
+def test_a_state_that_is_taken_up_is_the_point() -> None:
+    driver = FakeDriver(die_at={7})
+    recovery = recovering(driver)
+    recovery.start_from(({"sum": 21}, {}), 7)  # type: ignore[dict-item]
+    recovery.step(7, report=False)
+    assert driver.total == 28 and recovery.point[0] == 7
