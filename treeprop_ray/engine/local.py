@@ -33,7 +33,7 @@ class LocalEngine(Engine):
         self._run(self.calls, step)
 
     def _run(self, calls: Sequence[Call], at: int | HeldOut) -> None:
-        pieces = cut(at, self.job.places, self.job.settings.microbatches)
+        pieces = cut(at, self.job.places, self.job.settings.pieces)
         for call in calls:
             self.host.run(call, pieces[call.piece], {})
 

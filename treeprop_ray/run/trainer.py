@@ -64,7 +64,7 @@ class Trainer:
         """The run that the settings mean; `command` is recorded in its summary."""
         folder = RunFolder(settings, command)
         data = load(settings)
-        per_epoch = data.steps_per_epoch(settings.batch)
+        per_epoch = data.steps_per_epoch(settings.step_samples)
         total_steps = min(settings.steps or sys.maxsize, settings.epochs * per_epoch)
         return cls(job_of(settings, data, total_steps), folder, callbacks, writes)
 
@@ -206,7 +206,7 @@ class Trainer:
             "depth": tree.depth,
             "steps": self.total_steps,
             "epochs": self.total_steps / self.per_epoch,
-            "samples_seen": self.total_steps * s.batch,
+            "samples_seen": self.total_steps * s.step_samples,
             "parameters_trained": sum(v.numel() for v in weights),
             "parameters_deployed": sum(v.numel() for v in deployed),
             "block_applications_per_step": outline.applications,
