@@ -12,8 +12,8 @@ ORDER = """
 experiment name out fresh init_from init_strict resume_with_changes seed method
 engine placement hosts cpus_per_actor gpus_per_actor strategy transport in_flight snapshot_every
 max_failures wave_timeout timeline_steps ray device precision threads microbatches recompute
-epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_norms momentum betas eps
-schedule warmup clip
+epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_norms momentum
+betas eps schedule warmup clip
 split family objective alpha beta correction correction_scale sigma noise_schedule mc_samples
 target_gradient detach_levels weights
 model data time probe cff

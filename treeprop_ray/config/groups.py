@@ -148,7 +148,7 @@ class Training:
     )
     optimizer: str = opt(
         "adamw",
-        "optimizer of every block; muon: matrices of the blocks, the rest by adamw; your own: "
+        "optimizer of every block; muon: matrices of the blocks, all else by adamw; your own: "
         "factory(parameter groups, lr) gives a torch Optimizer that treats each tensor on its own",
         choices=["adamw", "adam", "sgd", "muon"],
         open=True,

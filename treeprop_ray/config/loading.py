@@ -77,6 +77,15 @@ def _check_flags(schema: type, source: str, layer: DictConfig) -> None:
                 raise UserError(f"{source}{key}={value}: true or false")
 
 
+def _check_lists(schema: type, source: str, layer: DictConfig) -> None:
+    """omegaconf speaks of its own types."""
+    for key, _, default in walk(schema()):
+        if isinstance(default, list):
+            value = OmegaConf.select(layer, key, throw_on_resolution_failure=False)
+            if value is not None and not OmegaConf.is_list(value):
+                raise UserError(f"{source}{key}={value}: a list such as [{value}]")
+
+
 @functools.cache
 def _defaults(schema: type) -> Any:
     """The schema as a config; `OmegaConf.merge` copies it."""
@@ -90,6 +99,7 @@ def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
     for source, layer in layers:
         _check_groups(schema, source, layer)
         _check_flags(schema, source, layer)
+        _check_lists(schema, source, layer)
         try:
             base = OmegaConf.merge(base, layer)
         except ConfigKeyError as e:

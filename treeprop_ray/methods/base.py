@@ -191,7 +191,8 @@ class Method(ABC):
 
     def optimizer(self, settings: Settings, tree: Tree, total_steps: int) -> OptimizerRule:
         """The optimizer of every part."""
-        return OptimizerRule.of(settings, total_steps)
+        ends = ("stem", edge_name(tree.head), "readout") if settings.optimizer == "muon" else ()
+        return replace(OptimizerRule.of(settings, total_steps), ends=ends)
 
     def still(self, tree: Tree, trained: Collection[str]) -> frozenset[int]:
         """States that depend on none of the trained parts."""
@@ -306,7 +307,7 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
         settings=settings,
         tree=tree,
         rule=replace(rule, still=method.still(tree, trained)) if frozen else rule,
-        optimizer=method.optimizer(settings, tree, total_steps),
+        optimizer=method.optimizer(settings, tree, total_steps).tried(),
         total_steps=total_steps,
         parts=partial(fresh_parts, method, settings, data.shape),
         batches=(
@@ -336,16 +337,14 @@ def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_step
     frozen = frozen_parts(settings.freeze, names, network.tree)
     trained = {name for name in set(names) - frozen if trains(parts[name])}
     if not trained:
-        raise UserError(
-            f"freeze={settings.freeze}: no parameter of the network is left that requires a gradient"
-        )
+        raise UserError(f"freeze={settings.freeze}: leaves no parameter that requires a gradient")
     rule = method.rule(settings, network.family, data.labels_per_sample)
     return Job(
         method=method,
         settings=settings,
         tree=network.tree,
         rule=replace(rule, still=method.still(network.tree, trained)),
-        optimizer=method.optimizer(settings, network.tree, total_steps),
+        optimizer=method.optimizer(settings, network.tree, total_steps).tried(),
         total_steps=total_steps,
         parts=lambda names: {name: parts[name] for name in names},
         batches=lambda: batches,

@@ -52,7 +52,7 @@ class Source:
         except (OSError, SafetensorError) as e:
             raise UserError(f"init_from={self.given}: cannot be read: {first_line(e)}") from e
 
-    def contents(self, tree: Tree) -> tuple[Keys, dict[str, Shapes]]:
+    def contents(self, tree: Tree) -> tuple[Keys, Mapping[str, Shapes]]:
         """Names and shapes of the tensors, by part."""
         keys: dict[str, dict[str, str]] = {}
         shapes: dict[str, dict[str, tuple[int, ...]]] = {}
