@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from conftest import tiny_network
 from treeprop_ray import config, fit
 from treeprop_ray.run import checkpoint
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "core"))  # own_optim
+TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS / "core"))  # own_optim
 WORDS = ["experiment=digits", "model.hidden=8", "batch=32", "steps=6", "timeline_steps=0"]
 TANH = ["model.activation=tanh", "beta=0.5", "sigma=0.05"]
 
@@ -23,9 +25,12 @@ TANH = ["model.activation=tanh", "beta=0.5", "sigma=0.05"]
 def cluster() -> Iterator[None]:
     from treeprop_ray.engine import runtime
 
-    runtime.start(config.RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with pytest.MonkeyPatch.context() as patch:  # own_optim and conftest, for the actors too
+        paths = (TESTS, TESTS / "core", os.environ.get("PYTHONPATH", ""))
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+        runtime.start(config.RaySettings(num_cpus=2))
+        yield
+        runtime.stop()
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +49,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*TANH, "freeze=[0..3,0-4]", "clip=0.1", "probe.every=3", "probe.batches=1"],
         ["freeze=[0-4,0-2,head]", "optimizer=muon", "decay_norms=false", "accumulate=2"],
         [*TANH, "recompute=true", "optimizer=own_optim:counting", "schedule=own_optim:halves"],
-        ["init_from=source", "init_strict=false", "betas=[0.8,0.9]", "freeze=[0..3]", "beta=0.0"],
+        ["init_from=source", "init_strict=false", "betas=[0.8,0.9]", "freeze=[0..3]"],
+        [*TANH, "compile=true", "compile_backend=aot_eager", "accumulate=2"],
         ["method=bp", "freeze=[0..4]", "accumulate=2", "init_from=source"],
         ["method=cff", "freeze=[0..2]", "cff.head_share=0.4", "init_from=source"],
     ],
-    ids=["freeze", "muon", "recompute", "init_from", "bp", "cff"],
+    ids=["freeze", "muon", "recompute", "init_from", "compile", "bp", "cff"],
 )
 def test_actors_equal_one_process(
     words: list[str], source: Path, tmp_path: Path, command: Callable[..., Any]

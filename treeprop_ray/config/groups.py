@@ -123,6 +123,23 @@ class Machines:
         "backward",
         resumable=True,
     )
+    compile: bool = opt(
+        False,
+        "tree, bp, cff: torch.compile of every block; another rounding, so not bit for bit what it "
+        "is without, nor from machine to machine; falls back with a warning",
+        resumable=True,
+    )
+    compile_backend: str = opt(
+        "inductor",
+        "what compiles; aot_eager and eager need no compiler (to look for mistakes)",
+        choices=["inductor", "aot_eager", "eager"],
+        resumable=True,
+    )
+
+    def check(self) -> None:
+        """A backend is for compiling."""
+        if self.compile_backend != "inductor" and not self.compile:
+            raise UserError(f"compile_backend={self.compile_backend}: needs compile=true")
 
 
 @dataclass

@@ -57,6 +57,11 @@ class LocalEngine(Engine):
     def state(self) -> State:
         return self.host.state()
 
+    def close(self) -> None:
+        """The modules may be the user's: they are left uncompiled."""
+        if self.host.compiled:
+            self.host.compiled.stop()
+
     def load(self, state: State, step: int = 0) -> None:
         self.host.load(*state)
 

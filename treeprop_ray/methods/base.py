@@ -123,6 +123,7 @@ class Job:
             self.batches() if opens else None,
             plan.device,
             self.settings.precision,
+            self.settings.compile_backend if self.settings.compile else "",
         )
 
 
@@ -161,6 +162,10 @@ class Method(ABC):
             raise UserError(
                 "recompute=true: is for method=tree and bp over blocks, not "
                 f"method={settings.method} model.name={settings.model.name}"
+            )
+        if settings.compile and self.over_time:
+            raise UserError(
+                f"compile=true: is for networks of blocks, not model.name={settings.model.name}"
             )
         if settings.freeze and self.over_time:
             raise UserError(
