@@ -6,7 +6,6 @@ The modules stay what they are, so checkpoints keep their names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-
 from typing import Any, TypeVar
 
 import torch
@@ -21,11 +20,11 @@ COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")  # whose err
 
 
 def compiled_call(module: nn.Module, backend: str | Callable[..., Any]) -> Callable[..., Tensor]:
-    """What `module(z)` does, compiled. (`module.compile()` leaves an nn.Sequential as it is.) Blocks
-    of one structure share what was compiled for the first."""
+    """What `module(z)` does, compiled. Blocks of one structure share what was compiled for the
+    first. (`module.compile()` would leave an nn.Sequential as it is.)"""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return module._call_impl(*args, **kwargs)
 
     return torch.compile(call, backend=backend)
 
