@@ -18,7 +18,7 @@ from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Shape
 from treeprop_ray.data.vision import v2  # noqa: F401  (before transformers, which imports torchvision)
 from treeprop_ray.engine import local
-from treeprop_ray.engine.base import score_network
+from treeprop_ray.inference.paths import score_network
 from treeprop_ray.models import blueprint, gpt
 from treeprop_ray.models.hf import state_of
 
