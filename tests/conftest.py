@@ -5,16 +5,24 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from treeprop_ray import engine, methods
+from treeprop_ray.config import Settings
 from treeprop_ray.core.network import Blueprint, TreeNetwork
+from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Split
+from treeprop_ray.engine import LocalEngine
+from treeprop_ray.run.callbacks import Callback
+from treeprop_ray.run.trainer import Trainer
 
 torch.set_num_threads(1)
 torch.set_num_interop_threads(1)
@@ -89,3 +97,37 @@ def tiny_batches(batch: int = 6, samples: int = 6) -> Batches:
     x = torch.randn(samples, 5, generator=generator, dtype=torch.float64)
     split = Split(x, torch.arange(samples) % 3)
     return Batches(DataSet("tiny", split, split, split, 3, lambda x: x, torch.float64), batch, 1)
+
+
+def engine_of(settings: Settings, data: DataSet, steps: int) -> Any:
+    """The engine that the settings name."""
+    return engine.build(methods.job_of(methods.checked(settings), data, steps))
+
+
+def local_engine(
+    network: TreeNetwork,
+    rule: Rule,
+    optimizer: OptimizerRule,
+    batches: Batches,
+    pieces: int = 1,
+    method: str = "tree",
+) -> LocalEngine:
+    """The local engine over the modules of a network, with a rule of one's own."""
+    settings = Settings(method=method, batch=batches.batch, microbatches=pieces)
+    job = methods.job_over(network, settings, batches.data, optimizer.total_steps)
+    return LocalEngine(replace(job, rule=rule, optimizer=optimizer, batches=lambda: batches))
+
+
+class Stopped(Exception):
+    """Raised by `StopAt`."""
+
+
+class StopAt(Callback):
+    """Ends a run after so many steps, before the checkpoint of that step."""
+
+    def __init__(self, steps: int, error: Exception | None = None) -> None:
+        self.steps, self.error = steps, error or Stopped()
+
+    def on_step(self, run: Trainer, done: int) -> None:
+        if done == self.steps:
+            raise self.error

@@ -127,7 +127,7 @@ def test_imports_inside_functions_are_only_in_commands_and_for_optional_packages
         ("core.tree core.rule core.jumps", "torch ray"),
         ("schedule.ops schedule.tree schedule.gather schedule.chain schedule.cff schedule.time "
          "schedule.probe schedule.placement", "torch ray"),
-        ("methods hosts.tree hosts.chain hosts.cff hosts.time models.gpt data core.objective", "ray"),
+        ("methods hosts.tree hosts.chain hosts.cff hosts.time models.gpt data core.node", "ray"),
     ],
     ids=["config", "core", "schedule", "below-engine"],
 )  # fmt: skip

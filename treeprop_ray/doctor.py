@@ -35,9 +35,12 @@ class DoctorSettings(Settings):
 
 def load(words: Sequence[str]) -> DoctorSettings:
     """`doctor [TASK] key=value …`: the task may stand without its key."""
+    from treeprop_ray import methods
+
     words = [f"task={w}" if i == 0 and "=" not in w else w for i, w in enumerate(words)]
     settings = config.load(words, DoctorSettings)
     assert isinstance(settings, DoctorSettings)
+    methods.checked(settings)
     return settings
 
 

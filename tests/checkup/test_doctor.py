@@ -220,6 +220,7 @@ def test_simulate_knows_every_method(words: list[str], holds: dict[str, str]) ->
     told = simulate.held(settings, plan)
     actors = [name.rpartition("/")[2] for name in plan.names]
     assert {actor: text for actor, (text, _) in zip(actors, told, strict=True)} == holds
+    assert all(int(parameters.replace(",", "")) > 0 for _, parameters in told)
 
 
 def test_simulate_places_the_shards_of_a_time_tree(command: Callable[..., Any]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import tiny_batches, tiny_network
+from conftest import local_engine, tiny_batches, tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +10,6 @@ from treeprop_ray.core.network import TreeNetwork
 from treeprop_ray.core.objective import tree_objective
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import Piece, Rule
-from treeprop_ray.engine.local import LocalEngine
 
 
 def rules(family: str) -> st.SearchStrategy[Rule]:
@@ -44,7 +43,7 @@ def rules(family: str) -> st.SearchStrategy[Rule]:
 
 def wave_gradients(network: TreeNetwork, rule: Rule, pieces: int = 1) -> dict[str, torch.Tensor]:
     network.zero_grad()
-    LocalEngine(network, rule, OptimizerRule(), tiny_batches(), pieces).gradients(0)
+    local_engine(network, rule, OptimizerRule(), tiny_batches(), pieces).gradients(0)
     return gradients(network)
 
 
@@ -112,7 +111,7 @@ def test_microbatches_give_the_gradients_of_the_whole_batch_with_noise() -> None
 
 def test_backpropagation_engine_equals_autograd_on_the_chain() -> None:
     network = tiny_network(8)
-    LocalEngine(network, Rule(), OptimizerRule(), tiny_batches(), 3, method="bp").gradients(0)
+    local_engine(network, Rule(), OptimizerRule(), tiny_batches(), 3, method="bp").gradients(0)
     found = gradients(network)
     network.zero_grad()
     x, y = tiny_batches()(0)

@@ -13,7 +13,7 @@ from conftest import Result
 from PIL import Image
 
 from treeprop_ray import config, data
-from treeprop_ray.data import Batches, DataSet, Split
+from treeprop_ray.data import Batches, DataSet, Scoring, Split, Training
 from treeprop_ray.data.augment import AUGMENTS, crop_flip, standard
 from treeprop_ray.data.images import unit_scale
 from treeprop_ray.errors import UserError
@@ -179,11 +179,11 @@ def test_evaluation_is_never_augmented() -> None:
     plain, augmented = batches("none"), batches("standard")
     for split in ("train", "validation", "test"):
         assert torch.equal(
-            plain.evaluation(split, 0)[0],
-            augmented.evaluation(split, 0)[0],
+            plain.get(Scoring(split, 0))[0],
+            augmented.get(Scoring(split, 0))[0],
         )
     # the training batch of a step is what the step saw
-    assert torch.equal(augmented.evaluation("step", 3)[0], augmented(3)[0])
+    assert torch.equal(augmented.get(Training(3))[0], augmented(3)[0])
 
 
 def test_an_unknown_augmentation_is_one_line(

@@ -9,20 +9,22 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import Result
+from conftest import Result, engine_of
 from torch import distributed
 
 from treeprop_ray import config, data
-from treeprop_ray.engine import local
+from treeprop_ray.core.rule import cut
+from treeprop_ray.engine import LocalEngine
 from treeprop_ray.engine.data_parallel import DataParallelEngine
 from treeprop_ray.run import checkpoint
+from treeprop_ray.schedule.ops import Op
 
 Command = Callable[..., Result]
 VIT = ["method=bp", "model.name=vit", "model.hidden=8", "model.heads=2", "model.blocks=3",
        "model.patch=4", "model.dropout=0.2", "batch=16", "microbatches=2"]  # fmt: skip
 
 
-def after(engine: local.LocalEngine, steps: int = 3) -> dict[str, torch.Tensor]:
+def after(engine: LocalEngine, steps: int = 3) -> dict[str, torch.Tensor]:
     for step in range(steps):
         engine.step(step, report=True)
     return engine.state()[0]
@@ -32,8 +34,8 @@ def test_recomputed_activations_change_nothing() -> None:
     """Dropout draws the same masks when a block runs again."""
     settings = config.load(VIT)
     samples = data.load(settings)
-    plain = after(local.build(settings, samples, 10))
-    again = after(local.build(config.load([*VIT, "recompute=true"]), samples, 10))
+    plain = after(engine_of(settings, samples, 10))
+    again = after(engine_of(config.load([*VIT, "recompute=true"]), samples, 10))
     assert all(torch.equal(plain[k], again[k]) for k in plain)
 
 
@@ -42,7 +44,7 @@ def test_recompute_keeps_less_for_the_backward_pass() -> None:
 
     def saved(*words: str) -> int:
         settings = config.load([*VIT, "microbatches=1", *words])
-        engine = local.build(settings, data.load(settings), 10)
+        engine = engine_of(settings, data.load(settings), 10)
         seen: dict[int, int] = {}
 
         def pack(t: torch.Tensor) -> torch.Tensor:
@@ -50,7 +52,8 @@ def test_recompute_keeps_less_for_the_backward_pass() -> None:
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            engine.host._ahead(torch.randn(16, 4, 8), local.cut(0, 16, 1)[0])  # type: ignore[attr-defined]
+            held = {"z0": torch.randn(16, 4, 8)}
+            engine.host.verbs["ahead"](Op("ahead", 0, ("z0",), ("z1",)), held, cut(0, 16, 1)[0])
         return sum(seen.values())
 
     assert saved("recompute=true") < saved() / 3
@@ -69,9 +72,9 @@ def test_one_worker_is_the_local_engine(alone: None) -> None:
     """Pieces without synchronisation, dropout, gradient norms, scores."""
     settings = config.load([*VIT, "clip=0.5"])
     samples = data.load(settings)
-    oracle = local.build(settings, samples, 10)
+    oracle = engine_of(settings, samples, 10)
     expected = after(oracle)
-    engine = local.build(config.load([*VIT, "clip=0.5", "engine=train"]), samples, 10)
+    engine = engine_of(config.load([*VIT, "clip=0.5", "engine=train"]), samples, 10)
     assert isinstance(engine, DataParallelEngine)
     found = after(engine)
     assert all(torch.allclose(found[k], expected[k], atol=1e-6) for k in expected)

@@ -8,8 +8,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,18 @@ import pandas as pd
 import pytest
 import ray
 import torch
+from conftest import engine_of
 from ray import cloudpickle
 from ray._private.internal_api import node_stats
 
 from treeprop_ray import config, data
-from treeprop_ray.engine import job, local, runtime
-from treeprop_ray.engine import ray as distributed
+from treeprop_ray.engine import runtime
 from treeprop_ray.errors import TrainingError
+from treeprop_ray.methods.tree import TreeProp
 from treeprop_ray.run import checkpoint
+from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.storage import Disk
-from treeprop_ray.through_time import engine as through_time
-from treeprop_ray.train import Trainer
+from treeprop_ray.run.trainer import Trainer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import the tests
 
@@ -80,12 +80,10 @@ def strike(folder: Path, index: int, blow: Blow) -> None:
         os.kill(int((folder / f"{name}.pid").read_text()), signal.SIGKILL)
 
 
-def mortal_host(
-    folder: Path, blows: Sequence[Blow], job_: Any, settings: Any, made: Any, index: int, owner: Any
-) -> Any:
+def mortal_host(folder: Path, blows: Sequence[Blow], job: Any, plan: Any, index: int) -> Any:
     """The host of an actor, with the moments of its death built in."""
-    host: Any = job.make_host(job_, settings, made, index, owner)
-    name = made.names[index].rpartition("/")[2]
+    host: Any = TreeProp().host(job, plan, index)
+    name = plan.names[index].rpartition("/")[2]
     (folder / f"{name}.pid").write_text(str(os.getpid()))
     run, apply, state, last = host.run, host.apply, host.state, [-1]
 
@@ -113,6 +111,16 @@ def mortal_host(
 
     host.run, host.apply, host.state = mortal_run, mortal_apply, mortal_state
     return host
+
+
+class Mortal(TreeProp):
+    """TreeProp whose hosts die."""
+
+    def __init__(self, folder: Path, blows: Sequence[Blow]) -> None:
+        self.folder, self.blows = folder, blows
+
+    def host(self, job: Any, plan: Any, index: int) -> Any:
+        return mortal_host(self.folder, self.blows, job, plan, index)
 
 
 def blows_for(dice: random.Random, names: list[str], counts: dict[str, int]) -> list[Blow]:
@@ -184,22 +192,23 @@ def test_twenty_kills_do_not_change_the_weights(
 ) -> None:
     """12 kills with an actor per node (boundary, spine, inner, finest), 8 with packed actors."""
     blows = blows_for(random.Random(7), names, counts)
-    monkeypatch.setattr(distributed, "make_host", partial(mortal_host, tmp_path, blows))
     words = [*WORDS, "steps=30", "checkpoint_every=4", "log_every=5", "keep_last=1", "name=r",
              "keep_best=false"]  # fmt: skip
     ray_words = [*words, "engine=ray", *placement, "snapshot_every=4", "max_failures=50"]
-    trainer = Trainer(config.load([*ray_words, f"out={tmp_path / 'ray'}"]))
+    trainer = Trainer.of(config.load([*ray_words, f"out={tmp_path / 'ray'}"]))
+    trainer.job = replace(trainer.job, method=Mortal(tmp_path, blows))
+    assert trainer.folder is not None
     trainer.folder.storage = DeadlyDisk(tmp_path / "ray/r/checkpoints", tmp_path, blows)
     trainer.train()
     assert len(list(tmp_path.glob("blow-*"))) == len(blows)
     assert {n for b in blows for n in (b.leader, *b.others)} == set(names)
-    assert trainer.engine.failures >= len(blows)
+    assert trainer.engine.recovery.failures >= len(blows)
     told = capfd.readouterr().err
     assert all(f"r/{blow.leader}" in told for blow in blows) and told.count("replaying") >= len(
         blows
     )
 
-    Trainer(config.load([*words, f"out={tmp_path / 'local'}"])).train()
+    Trainer.of(config.load([*words, f"out={tmp_path / 'local'}"])).train()
     found, expected = (checkpoint.load(tmp_path / e / "r" / "checkpoints", 30) for e in
                        ("ray", "local"))  # fmt: skip
     assert_equal((found.weights, found.optimizer), (expected.weights, expected.optimizer))
@@ -213,8 +222,8 @@ def test_depths_of_a_time_tree_recover_too(local_ray: None) -> None:
     words = ["experiment=digits_gru", "model.hidden=8", "time.depth=2", "batch=32", "clip=0.05",
              "microbatches=2", "snapshot_every=3"]  # fmt: skip
     samples = data.load(config.load(words))
-    expected = through_time.build(config.load(words), samples, 20)
-    engine: Any = through_time.build(config.load([*words, "engine=ray"]), samples, 20)
+    expected = engine_of(config.load(words), samples, 20)
+    engine: Any = engine_of(config.load([*words, "engine=ray"]), samples, 20)
     try:
         for step in range(10):
             engine.step(step, report=False)
@@ -223,7 +232,7 @@ def test_depths_of_a_time_tree_recover_too(local_ray: None) -> None:
                 os.kill(pids()["depth-1"], signal.SIGKILL)
                 os.kill(pids()["boundary"], signal.SIGKILL)
         found = engine.state()
-        assert engine.failures >= 1 and engine.point[0] > 0
+        assert engine.recovery.failures >= 1 and engine.recovery.point[0] > 0
     finally:
         engine.close()
     assert_equal(found, expected.state())
@@ -232,16 +241,15 @@ def test_depths_of_a_time_tree_recover_too(local_ray: None) -> None:
 def test_after_too_many_failures_the_run_stops_and_names_the_checkpoint(
     local_ray: None, tmp_path: Path
 ) -> None:
-    class Struck(Trainer):
-        def _step(self, step: int, *rest: Any) -> None:
-            if step == 5:
+    class Strike(Callback):
+        def on_step(self, run: Trainer, done: int) -> None:
+            if done == 5:
                 os.kill(pids()["host-1"], signal.SIGKILL)
-            super()._step(step, *rest)
 
     words = [*WORDS, "engine=ray", "placement=packed", "hosts=2", "max_failures=0", "steps=20",
              "checkpoint_every=4", "name=r", f"out={tmp_path}"]  # fmt: skip
     with pytest.raises(TrainingError) as caught:
-        Struck(config.load(words)).train()
+        Trainer.of(config.load(words), callbacks=[Strike()]).train()
     text = str(caught.value)
     assert "\n" not in text and "lost r/host-1" in text and "failure 1, max_failures=0" in text
     assert f"last checkpoint: {tmp_path / 'r' / 'checkpoints' / 'step-00000004'}" in text
@@ -249,7 +257,7 @@ def test_after_too_many_failures_the_run_stops_and_names_the_checkpoint(
 
 def test_a_late_actor_is_named(local_ray: None) -> None:
     words = [*WORDS, "engine=ray", "placement=packed", "hosts=2"]
-    engine = distributed.build(config.load(words), data.load(config.load([])), 100)
+    engine = engine_of(config.load(words), data.load(config.load([])), 100)
     try:
         engine.step(0, report=False)
         engine.reports()
@@ -285,14 +293,14 @@ def test_after_300_steps_memory_is_flat(local_ray: None) -> None:
     """Packets are 131 kB here, so they lie in shared memory; one leaked per step would be 26 MB."""
     words = ["model.blocks=3", "model.hidden=64", "batch=512", "engine=ray", "placement=packed",
              "hosts=2", "snapshot_every=10"]  # fmt: skip
-    engine = distributed.build(config.load(words), data.load(config.load([])), 300)
+    engine = engine_of(config.load(words), data.load(config.load([])), 300)
     try:
         for step in range(300):
             engine.step(step, report=step % 50 == 0)
             if step == 99:
                 before = memory(engine)
         after = memory(engine)
-        assert engine.point[0] >= 280 and len(engine.journal) <= 20
+        assert engine.recovery.point[0] >= 280 and len(engine.recovery.journal) <= 20
     finally:
         engine.close()
     assert before.keys() == after.keys() >= {"host-0", "host-1", "driver"}
@@ -327,20 +335,22 @@ def test_a_machine_of_three_is_lost_and_the_run_goes_on_with_two(
     words = [*WORDS, "engine=ray", "placement=packed", "hosts=3", "strategy=STRICT_SPREAD",
              "cpus_per_actor=1", "snapshot_every=4"]  # fmt: skip
     samples = data.load(config.load([]))
-    alone = local.build(config.load(WORDS), samples, 100)
+    alone = engine_of(config.load(WORDS), samples, 100)
     with machines(3) as (cluster, others):
-        engine = distributed.build(config.load(words), samples, 100)
+        engine = engine_of(config.load(words), samples, 100)
         try:
             step = 0
-            while step < 14 or (not engine.failures and step < 2000):  # workers die a bit later
+            # workers die a bit later than their machine
+            while step < 14 or (not engine.recovery.failures and step < 2000):
                 engine.step(step, report=False)
                 alone.step(step, report=False)
                 if step == 8:
                     cluster.remove_node(others[0], allow_graceful=False)
                 step += 1
             found = engine.state()
-            assert len(engine.plan.names) == 2 and engine.failures >= 1
-            assert engine.point[0] >= 4  # it did not begin anew: the point outlived the machine
+            assert len(engine.plan.names) == 2 and engine.recovery.failures >= 1
+            # it did not begin anew: the point outlived the machine
+            assert engine.recovery.point[0] >= 4
         finally:
             engine.close()
     assert_equal(found, alone.state())

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import ray
 import torch
+from conftest import engine_of
 
 from treeprop_ray import config, data
-from treeprop_ray.engine import local
-from treeprop_ray.engine import ray as distributed
-from treeprop_ray.engine.base import Engine, StepReport
+from treeprop_ray.engine import Engine
+from treeprop_ray.hosts.base import StepReport
 
 STEPS = 5
 ROUGH = ["model.activation=tanh", "alpha=1", "beta=0.5", "sigma=0.05", "clip=0.05",
@@ -76,9 +76,9 @@ def check(N: int, words: list[str], *placement: str) -> None:
 def compare(words: list[str], *placement: str) -> None:
     settings = config.load(words)
     samples = data.load(settings)
-    oracle = local.build(settings, samples, 20)
+    oracle = engine_of(settings, samples, 20)
     expected = outcome(oracle)
-    engine = distributed.build(config.load([*words, "engine=ray", *placement]), samples, 20)
+    engine = engine_of(config.load([*words, "engine=ray", *placement]), samples, 20)
     try:
         found = outcome(engine)
         scores = engine.score({"full": engine.tree.chain}, "validation")
@@ -142,8 +142,8 @@ def test_a_probe_on_actors_measures_and_leaves_what_the_local_one_does(
     N: int, words: list[str], placement: list[str]
 ) -> None:
     samples = data.load(config.load([]))
-    oracle = local.build(settings_for(N, *words), samples, 20)
-    engine = distributed.build(settings_for(N, *words, "engine=ray", *placement), samples, 20)
+    oracle = engine_of(settings_for(N, *words), samples, 20)
+    engine = engine_of(settings_for(N, *words, "engine=ray", *placement), samples, 20)
     try:
         for step in range(2):
             oracle.step(step, report=False)
@@ -154,7 +154,7 @@ def test_a_probe_on_actors_measures_and_leaves_what_the_local_one_does(
     finally:
         engine.close()
     assert found == pytest.approx(expected, rel=1e-11, nan_ok=True)
-    plain = local.build(settings_for(N, *words), samples, 20)
+    plain = engine_of(settings_for(N, *words), samples, 20)
     for step in range(3):
         plain.step(step, report=False)
     for mine, theirs in zip(state, plain.state(), strict=True):
@@ -165,9 +165,9 @@ def test_the_cff_chain_equals_one_process_even_when_an_actor_dies() -> None:
     """Two stages of training, the weights kept in between, three steps in flight."""
     words = ["method=cff", "clip=0.1", "cff.head_share=0.5", "data.augment=crop_flip"]
     samples = data.load(settings_for(6, *words))
-    oracle = local.build(settings_for(6, *words), samples, 10)
+    oracle = engine_of(settings_for(6, *words), samples, 10)
     ray_words = ["engine=ray", "placement=packed", "hosts=2", "in_flight=3"]
-    engine = distributed.build(settings_for(6, *words, *ray_words), samples, 10)
+    engine = engine_of(settings_for(6, *words, *ray_words), samples, 10)
     try:
         for step in range(8):
             oracle.step(step, report=True)
@@ -179,7 +179,7 @@ def test_the_cff_chain_equals_one_process_even_when_an_actor_dies() -> None:
         for mine, theirs in zip(engine.state(), oracle.state(), strict=True):
             assert mine.keys() == theirs.keys()
             assert all(torch.equal(mine[k], v) for k, v in theirs.items())
-        assert engine.failures == 2
+        assert engine.recovery.failures == 2
         full = {"full": engine.tree.chain}
         assert engine.score(full, "test") == oracle.score(full, "test")
     finally:
@@ -188,8 +188,8 @@ def test_the_cff_chain_equals_one_process_even_when_an_actor_dies() -> None:
 
 def test_several_steps_in_flight_change_nothing() -> None:
     samples = data.load(config.load([]))
-    expected = local.build(settings_for(5, *ROUGH), samples, 20)
-    engine = distributed.build(
+    expected = engine_of(settings_for(5, *ROUGH), samples, 20)
+    engine = engine_of(
         settings_for(5, *ROUGH, "engine=ray", "hosts=2", "placement=packed", "in_flight=4"),
         samples,
         20,
@@ -209,15 +209,15 @@ def test_state_moves_between_engines_and_placements() -> None:
     """A checkpoint is keyed by edge: saved on two actors, it goes on in none and in three."""
     samples = data.load(config.load([]))
     words = [*ROUGH, "engine=ray", "placement=packed"]
-    two = distributed.build(settings_for(8, *words, "hosts=2"), samples, 20)
+    two = engine_of(settings_for(8, *words, "hosts=2"), samples, 20)
     try:
         for step in range(3):
             two.step(step, report=False)
         saved = two.state()
     finally:
         two.close()
-    alone = local.build(settings_for(8, *ROUGH), samples, 20)
-    three = distributed.build(settings_for(8, *words, "hosts=3"), samples, 20)
+    alone = engine_of(settings_for(8, *ROUGH), samples, 20)
+    three = engine_of(settings_for(8, *words, "hosts=3"), samples, 20)
     try:
         for engine in (alone, three):
             engine.load(saved)
@@ -230,7 +230,7 @@ def test_state_moves_between_engines_and_placements() -> None:
 
 def test_no_actor_is_left_after_close() -> None:
     samples = data.load(config.load([]))
-    engine = distributed.build(settings_for(3, "engine=ray"), samples, 20)
+    engine = engine_of(settings_for(3, "engine=ray"), samples, 20)
     engine.close()
     assert not [a for a in ray._private.state.actors().values() if a["State"] == "ALIVE"]
     assert ray.is_initialized()  # it was running before, so it is left running

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from conftest import engine_of
 from ray import cloudpickle
 from torch import Tensor, nn
 
 from treeprop_ray import TreeNetwork, config, data, fit
-from treeprop_ray.engine import ray as distributed
 from treeprop_ray.engine import runtime
 from treeprop_ray.errors import TrainingError
 
@@ -62,7 +62,7 @@ def test_actors_land_where_the_plan_says_on_three_machines(three_machines: None)
     samples = data.load(config.load([]))
     base = ["engine=ray", "model.hidden=8", "device=cpu", "placement=packed"]
     spread = config.load([*base, "hosts=3", "strategy=STRICT_SPREAD", "gpus_per_actor=1"])
-    engine = distributed.build(spread, samples, 20)
+    engine = engine_of(spread, samples, 20)
     try:
         assert runtime.cluster().nodes == ((2.0, 1.0),) * 3
         found = places()
@@ -72,7 +72,7 @@ def test_actors_land_where_the_plan_says_on_three_machines(three_machines: None)
     finally:
         engine.close()
     halves = config.load([*base, "hosts=6", "gpus_per_actor=0.5"])
-    engine = distributed.build(halves, samples, 20)
+    engine = engine_of(halves, samples, 20)
     try:
         per_node = list(places().values())
         assert len(per_node) == 6

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from conftest import engine_of
 
-from treeprop_ray import config, data
+from treeprop_ray import config, data, methods
 from treeprop_ray.core.rule import cut
 from treeprop_ray.errors import UserError
-from treeprop_ray.methods.outline import over_time
+from treeprop_ray.hosts.base import Host
+from treeprop_ray.schedule.placement import Cluster
 from treeprop_ray.schedule.time import one_time_step
-from treeprop_ray.through_time import engine
-from treeprop_ray.through_time.distributed import TimeJob, windows_of
 
 STEPS = 4
 
@@ -25,6 +25,12 @@ def cluster() -> Iterator[None]:
     runtime.start(config.RaySettings(num_cpus=2))
     yield
     runtime.stop()
+
+
+def hosts_of(job: methods.Job) -> list[Host]:
+    """The hosts of a plan with an actor per depth, in this process."""
+    plan = job.method.plan(job.settings, job.tree, Cluster(((32.0, 0.0),)))
+    return [job.method.host(job, plan, k) for k in range(len(plan.names))]
 
 
 def test_a_depth_goes_back_before_the_next_one_goes_ahead() -> None:
@@ -50,25 +56,21 @@ def test_windows_of_a_depth_have_together_the_gradients_of_the_whole(
         return
     settings = config.load([*words, f"time.shards={shards}"])
     samples = data.load(settings)
-    local = engine.build_local(settings, samples, 20)
-    x, y = local.batches(0)
-    for piece in cut(0, len(x), pieces):
-        rows = slice(piece.start, piece.stop)
-        local.gradients(x[rows], y[rows], piece)
-    job = TimeJob(settings, samples.shape, engine.optimizer_rule(settings, 20), "cpu")
-    hosts = [job.host(i) for i in range(1 + len(windows_of(settings)))]
+    local = engine_of(settings, samples, 20)
+    local.gradients(0)
+    hosts, batch = hosts_of(local.job), settings.batch
     held: dict[tuple[int, str], torch.Tensor | None] = {}
     for call in one_time_step(depth, pieces, shards, sweeps):
         inputs = {name: held[call.piece, name] for name in call.inputs}
-        out = hosts[call.host].run(call, cut(0, len(x), pieces)[call.piece], inputs)
+        out = hosts[call.host].run(call, cut(0, batch, pieces)[call.piece], inputs)
         assert list(out) == call.outputs
         held.update({(call.piece, name): t for name, t in out.items()})
     for host in hosts:
         for name, module in host.parts.items():
-            theirs = local.owner.parts[name]
+            theirs = local.host.parts[name]
             for mine, other in zip(module.parameters(), theirs.parameters(), strict=True):
                 torch.testing.assert_close(mine.grad, other.grad, rtol=1e-10, atol=1e-12)
-    expected = local.owner.report(0, norms=True)
+    expected = local.host.report(0, norms=True)
     reports = [host.report(0, norms=True) for host in hosts]
     for d, terms in expected.losses.items():
         for term, value in terms.items():
@@ -85,23 +87,20 @@ def test_the_lookahead_over_hosts_is_the_local_one(depth: int, pieces: int) -> N
              "time.recipe=lookahead", "time.sweeps=0", f"microbatches={pieces}"]  # fmt: skip
     settings = config.load(words)
     samples = data.load(settings)
-    local = engine.build_local(settings, samples, 20)
-    x, y = local.batches(0)
-    job = TimeJob(settings, samples.shape, engine.optimizer_rule(settings, 20), "cpu")
-    hosts = [job.host(i) for i in range(1 + depth)]
+    local = engine_of(settings, samples, 20)
+    local.gradients(0)
+    hosts, batch = hosts_of(local.job), settings.batch
     calls = one_time_step(depth, pieces, lookahead=True)
     held: dict[tuple[int, str], torch.Tensor | None] = {}
-    for piece in cut(0, len(x), pieces):
-        rows = slice(piece.start, piece.stop)
-        local.gradients(x[rows], y[rows], piece)
-        for call in (c for c in calls if cut(0, len(x), pieces)[c.piece] == piece):
+    for piece in cut(0, batch, pieces):
+        for call in (c for c in calls if c.piece == piece.index):
             inputs = {name: held[call.piece, name] for name in call.inputs}
             out = hosts[call.host].run(call, piece, inputs)
             assert list(out) == call.outputs
             held.update({(call.piece, name): t for name, t in out.items()})
     for host in hosts:
         for name, module in host.parts.items():
-            theirs = local.owner.parts[name]
+            theirs = local.host.parts[name]
             for mine, other in zip(module.parameters(), theirs.parameters(), strict=True):
                 assert mine.grad is not None and other.grad is not None
                 assert torch.equal(mine.grad, other.grad), name
@@ -120,10 +119,11 @@ def test_depths_as_actors_are_bitwise_the_local_engine(cluster: None, words: lis
     words = ["experiment=digits_gru", "model.hidden=8", "time.depth=2", "batch=32", *words]
     settings = config.load(words)
     samples = data.load(settings)
-    paths = over_time(settings).paths
+    method = methods.of(settings)
+    paths = method.outline(settings, method.tree(settings)).paths
     found = []
     for where in ("local", "ray"):
-        made = engine.build(config.load([*words, f"engine={where}"]), samples, 20)
+        made = engine_of(config.load([*words, f"engine={where}"]), samples, 20)
         try:
             losses = []
             for step in range(STEPS):

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from conftest import Result, tiny_batches, tiny_network
+from conftest import Result, local_engine, tiny_batches, tiny_network
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -34,8 +34,8 @@ GAUSSIAN = {"alpha": 0.9, "beta": 0.5, "sigma": 0.1, "correction_scale": 3.0}
 BERNOULLI = {"family": "bernoulli", "alpha": 0.5, "beta": 0.5, "correction_scale": 5.0}
 
 
-def engine_of(network: TreeNetwork, rule: Rule, pieces: int = 1) -> LocalEngine:
-    return LocalEngine(network, rule, OptimizerRule(), tiny_batches(), pieces)
+def tiny_engine(network: TreeNetwork, rule: Rule, pieces: int = 1) -> LocalEngine:
+    return local_engine(network, rule, OptimizerRule(), tiny_batches(), pieces)
 
 
 def flat(loss: Tensor, parameters: list[Tensor]) -> Tensor:
@@ -54,8 +54,8 @@ def test_gradients_are_those_of_autograd(N: int, rule: dict[str, Any], objective
     """Norms and cosine against one backward through the chain and one through the objective."""
     made = Rule(objective=objective, **rule)
     network = tiny_network(N, family=made.family)
-    row = engine_of(network, made, pieces=2).probe(1, 0)
-    x, y = tiny_batches()(-1)
+    row = tiny_engine(network, made, pieces=2).probe(1, 0)
+    x, y = tiny_batches().held_out(0)
     parameters: list[Tensor] = list(network.chain().parameters())
     g = flat(cross_entropy(network.chain()(x), y), parameters)
     objective_value, _ = tree_objective(network, made, x, y, cut(-1, 6, 1)[0])
@@ -73,14 +73,14 @@ def test_gradients_are_those_of_autograd(N: int, rule: dict[str, Any], objective
 @pytest.mark.parametrize("rule", [GAUSSIAN, BERNOULLI, {**GAUSSIAN, "correction": "vjp"}])
 def test_two_blocks_give_the_last_block_the_update_of_backpropagation(rule: dict[str, Any]) -> None:
     network = tiny_network(2, family=rule.get("family", "gaussian"))
-    row = engine_of(network, Rule(**rule)).probe(2, 0)
+    row = tiny_engine(network, Rule(**rule)).probe(2, 0)
     assert row["cosine/1-2"] == pytest.approx(1, abs=1e-12)
     assert row["bias/1-2"] < 1e-12
     assert row["bias/0-1"] > 1e-3 and row["cosine/0-1"] < 1 - 1e-6  # the own term is not BP's
 
 
 def test_without_correction_and_noise_two_blocks_are_backpropagation() -> None:
-    row = engine_of(tiny_network(2), Rule()).probe(2, 0)
+    row = tiny_engine(tiny_network(2), Rule()).probe(2, 0)
     assert row["cosine"] == pytest.approx(1, abs=1e-12)
     assert row["norm_bias"] < 1e-12 and row["descent"] == 1 and row["kl"] == 0
 
@@ -93,8 +93,8 @@ def test_without_correction_and_noise_two_blocks_are_backpropagation() -> None:
 def test_kl_of_every_state_is_against_the_chains_own_block(N: int, split: str) -> None:
     """Without noise and correction z_n = f_left(z_l); the KL is half the squared error."""
     network = tiny_network(N, split)
-    row = engine_of(network, Rule()).probe(1, 4)
-    x, _ = tiny_batches()(-1)
+    row = tiny_engine(network, Rule()).probe(1, 4)
+    x, _ = tiny_batches().held_out(0)
     network.requires_grad_(False)
     z = {0: network.stem(x)}
     for level in range(1, network.tree.depth + 1):
@@ -113,7 +113,7 @@ def test_kl_of_every_state_is_against_the_chains_own_block(N: int, split: str) -
 @pytest.mark.parametrize("rule", [GAUSSIAN, BERNOULLI], ids=["gaussian", "bernoulli"])
 def test_parts_add_up(rule: dict[str, Any]) -> None:
     network = tiny_network(6, family=rule.get("family", "gaussian"))
-    row = engine_of(network, Rule(**rule)).probe(2, 5)
+    row = tiny_engine(network, Rule(**rule)).probe(2, 5)
     nodes = network.tree.nodes
     assert row["kl"] == pytest.approx(sum(row[f"kl/{n}"] for n in nodes), rel=1e-12)
     at_means = row["kl"] + row["kl_constant"] + row[f"tree_ce/{network.tree.spine[-1].n}"]
@@ -129,8 +129,8 @@ def test_bound_and_likelihood_of_binary_states_are_those_of_enumeration() -> Non
     """N = 3, width 4: 256 hidden configurations, all of them summed."""
     rule = Rule(**{**BERNOULLI, "correction_scale": 4.0})
     network = tiny_network(3, family="bernoulli")
-    row = engine_of(network, rule).probe(1, 800)
-    x, y = tiny_batches()(-1)
+    row = tiny_engine(network, rule).probe(1, 800)
+    x, y = tiny_batches().held_out(0)
     states = torch.tensor(list(itertools.product([0.0, 1.0], repeat=4)), dtype=x.dtype)
     first, second, head = (network.block((n, n + 1)) for n in range(3))
 
@@ -167,18 +167,18 @@ def test_bound_and_likelihood_of_binary_states_are_those_of_enumeration() -> Non
 def test_gaussian_bound_stays_above_the_likelihood_of_many_draws() -> None:
     network = tiny_network(4)
     rule = Rule(**{**GAUSSIAN, "sigma": 0.3})
-    few, many = (engine_of(network, rule).probe(1, draws) for draws in (20, 1500))
+    few, many = (tiny_engine(network, rule).probe(1, draws) for draws in (20, 1500))
     assert many["nll"] < few["nll"] < few["F"]
     assert many["F"] == pytest.approx(few["F"], rel=0.1)
 
 
 def test_leak_is_clean_minus_tree_at_every_spine_node() -> None:
     network = tiny_network(8)
-    x, y = tiny_batches()(-1)
+    x, y = tiny_batches().held_out(0)
     calm = Rule(objective="node_all_ce")
     wild = Rule(objective="node_all_ce", alpha=1, beta=1, correction="vjp")
     for rule in (calm, wild):
-        row = engine_of(network, rule).probe(1, 0)
+        row = tiny_engine(network, rule).probe(1, 0)
         _, terms = tree_objective(network, rule, x, y, cut(-1, 6, 1)[0])
         for node, path in zip(network.tree.spine, network.tree.spine_paths, strict=True):
             clean = float(cross_entropy(network.path(path)(x), y).detach())
@@ -252,7 +252,7 @@ def test_a_probed_run_is_bitwise_the_run_without(
 
 
 def test_host_is_left_as_it_was() -> None:
-    engine = engine_of(tiny_network(5), Rule(**GAUSSIAN))
+    engine = tiny_engine(tiny_network(5), Rule(**GAUSSIAN))
     engine.step(0, report=True)
     torch.manual_seed(1)
     rng, batch = torch.get_rng_state(), engine.host.current
@@ -260,7 +260,7 @@ def test_host_is_left_as_it_was() -> None:
     assert torch.equal(rng, torch.get_rng_state()) and engine.host.current is batch
     assert all(p.grad is None for m in engine.host.parts.values() for p in m.parameters())
     assert all(m.training for m in engine.host.parts.values())
-    assert not any(losses.terms for _, losses in engine.host.owned_losses())
+    assert not any(losses.terms for losses in engine.host.losses.values())
     assert not engine.host.held and engine.host.gauge is None
     assert engine.probe(2, 3) == first  # the same batches and draws every time
 

@@ -7,23 +7,25 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from conftest import Result, tiny_batches, tiny_network
+from conftest import Result, StopAt, Stopped, engine_of, local_engine, tiny_batches, tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from treeprop_ray import config
-from treeprop_ray.config import Cff
 from treeprop_ray.core.contrast import contrastive_loss, margin_at
+from treeprop_ray.core.network import edge_of
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import Rule
-from treeprop_ray.hosts.cff import CffEngine
+from treeprop_ray.data import Batches, load
+from treeprop_ray.methods.cff import ForwardForward
 from treeprop_ray.run import checkpoint
-from treeprop_ray.train import Trainer
+from treeprop_ray.run.trainer import Trainer
 
 Command = Callable[..., Result]
 SMALL = ["model.hidden=12", "model.blocks=3", "batch=64", "log_every=5", "method=cff"]
@@ -95,18 +97,18 @@ def test_margins_fall_from_first_to_last() -> None:
     assert margin_at(0, 1, "cosine", 0.4, 0.1) == pytest.approx(0.4)
 
 
-def tiny_engine(N: int = 4, first: int = 3, total: int = 6) -> CffEngine:
+def tiny_engine(N: int = 4, first: int = 3, total: int = 6) -> Any:
     rule = OptimizerRule(lr=0.01, total_steps=total, clip_each=True, second=(first, 0.02))
-    return CffEngine(tiny_network(N), Rule(), rule, tiny_batches(), Cff())
+    return local_engine(tiny_network(N), Rule(), rule, tiny_batches(), method="cff")
 
 
 def test_no_gradient_crosses_a_layer() -> None:
     """A layer's gradient is that of its own loss alone, on a detached input."""
     engine = tiny_engine()
     engine.gradients(0)
-    parts = engine.network.parts()
+    parts = {edge_of(name): part for name, part in engine.host.parts.items()}
     found = {e: [p.grad for p in m.parameters()] for e, m in parts.items()}
-    x, y = engine.batches(0)
+    x, y = engine.host.batches(0)
     z, rows = torch.cat([x, x]), torch.cat([y, y])
     for r, margin in ((1, 0.4), (2, 0.25), (3, 0.1)):
         layer = [*([parts[-1, 0]] if r == 1 else []), parts[r - 1, r]]
@@ -145,7 +147,7 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept(
 ) -> None:
     engine = tiny_engine()
     losses = iter([3.0, 1.0, 2.0])
-    monkeypatch.setattr(engine, "validation", lambda: next(losses))
+    monkeypatch.setattr(ForwardForward, "validation", lambda self, crew: next(losses))
     for step in range(2):
         engine.step(step, report=False)
     second = engine.state()[0]["1-2/linear.weight"]
@@ -158,12 +160,10 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept(
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_a_chain_of_hosts_equals_one(hosts: int) -> None:
     """Two layers and the head of a ViT, cut at every border (4: the head alone), both stages."""
-    from treeprop_ray.engine.job import calls_of
-
     from treeprop_ray.benchmarks import rehearsal
     from treeprop_ray.benchmarks.random_data import random_images, random_job
     from treeprop_ray.benchmarks.step_ray import BASE
-    from treeprop_ray.schedule.placement import Cluster, plan
+    from treeprop_ray.schedule.placement import Cluster
 
     words = [*BASE, "method=cff", "model.hidden=12", "model.blocks=3", "batch=8", "clip=0.5",
              "placement=packed", f"hosts={min(hosts, 3)}"]  # fmt: skip
@@ -174,11 +174,11 @@ def test_a_chain_of_hosts_equals_one(hosts: int) -> None:
     )
     results = []
     for count in (1, hosts):
-        made = plan(settings_, job.tree, Cluster(((4.0, 0.0),)), "x")
-        made = replace(made, names=tuple(f"x/{k}" for k in range(count)))
-        hosts_ = rehearsal.build(job, settings_, made)
+        plan = job.method.plan(settings_, job.tree, Cluster(((4.0, 0.0),)))
+        plan = replace(plan, names=tuple(f"x/{k}" for k in range(count)))
+        hosts_ = [job.method.host(job, plan, k) for k in range(count)]
         for step in range(4):
-            rehearsal.step(hosts_, job, calls_of(job, settings_, made), settings_, step)
+            rehearsal.step(hosts_, job, job.method.calls(job, plan), step)
         results.append({k: v for host in hosts_ for k, v in host.state()[0].items()})
     one, many = results
     assert one.keys() == many.keys() and all(torch.equal(one[k], many[k]) for k in one)
@@ -197,17 +197,8 @@ def test_stop_and_resume_is_bitwise_one_run(command: Command, tmp_path: Path, st
              "checkpoint_every=7"]  # fmt: skip
     assert command("train", *words, "name=whole").code == 0
 
-    class Stopped(Exception):
-        pass
-
-    class Stopping(Trainer):
-        def _step(self, step: int, *rest: object) -> None:
-            if step == stop:
-                raise Stopped
-            super()._step(step, *rest)  # type: ignore[arg-type]
-
     with pytest.raises(Stopped):
-        Stopping(config.load([*words, "name=cut"])).train()
+        Trainer.of(config.load([*words, "name=cut"]), callbacks=[StopAt(stop)]).train()
     again = command("train", *words, "name=cut")
     assert again.code == 0 and "continuing from" in again.out
     whole, cut_ = (checkpoint.newest(tmp_path / n / "checkpoints") for n in ("whole", "cut"))
@@ -230,11 +221,8 @@ def test_a_vision_transformer_trains_and_its_stem_learns(command: Command, tmp_p
              "model.patch=4", "steps=6", "batch=32", "data.augment=crop_flip", "model.dropout=0.1",
              f"out={tmp_path}", "name=v"]  # fmt: skip
     assert command("train", *words).code == 0
-    trainer = Trainer(config.load([*words, "fresh=true"]))
-    from treeprop_ray.train import build_engine
-
-    engine = build_engine(trainer.settings, trainer.data, 6)
-    fresh, _ = engine.state()
+    settings = config.load(words)
+    fresh, _ = engine_of(settings, load(settings), 6).state()
     found = checkpoint.newest(tmp_path / "v" / "checkpoints")
     assert found is not None
     for part in ("stem", "0-1", "1-2", "2-3"):
@@ -245,8 +233,6 @@ def test_a_vision_transformer_trains_and_its_stem_learns(command: Command, tmp_p
 
 
 def test_views_differ_when_images_are_augmented() -> None:
-    from treeprop_ray.data import Batches, load
-
     batches = Batches(load(config.load(["data.augment=crop_flip"])), 16, 1)
     (x0, y0), (x1, y1) = batches(0), batches(0, 1)
     assert torch.equal(y0, y1) and not torch.equal(x0, x1)

@@ -9,28 +9,24 @@ from test_through_time import (
     B,
     H,
     batch,
-    fixed_batches,
     loss_node_by_node,
+    run_whole,
+    share_of,
     time_network,
 )
 from torch import Tensor
 from torch.nn import functional as F
 
 from treeprop_ray.core.jumps import jumps, window_of
-from treeprop_ray.core.optim import OptimizerRule
-from treeprop_ray.core.rule import cut
 from treeprop_ray.core.time_tree import TimeRule
+from treeprop_ray.hosts.time import WholeTreeHost
 from treeprop_ray.models.rnn import TimeNetwork
-from treeprop_ray.through_time.engine import TreeEngine
 
 
 def gradients(network: TimeNetwork, pieces: int) -> dict[str, Tensor]:
-    x, y = batch(network.depth)
-    rule = TimeRule(network.depth, lookahead=True)
-    made = TreeEngine(rule, network, OptimizerRule(), fixed_batches(network.depth), pieces)
+    host = WholeTreeHost(share_of(network), TimeRule(network.depth, lookahead=True))
     network.zero_grad()
-    for piece in cut(0, B, pieces):
-        made.gradients(x[piece.start : piece.stop], y[piece.start : piece.stop], piece)
+    run_whole(host, pieces)
     return {k: p.grad.clone() for k, p in network.named_parameters() if p.grad is not None}
 
 

@@ -5,27 +5,29 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Result
+from conftest import Result, StopAt, Stopped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeprop_ray import config, data
+from treeprop_ray import config, data, methods
 from treeprop_ray.core.bptt import fused, unrolled
 from treeprop_ray.core.cells import CELLS, GRUCell
 from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.core.rule import cut
 from treeprop_ray.core.time_tree import Depth, Readout, TimeRule, first_states
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.data.sequences import as_sequences, symbols
-from treeprop_ray.methods.outline import over_time
+from treeprop_ray.hosts.base import Share
+from treeprop_ray.hosts.time import BpttHost, TimeHost, WholeTreeHost
 from treeprop_ray.models.rnn import TimeNetwork, as_torch_gru
 from treeprop_ray.run import checkpoint
-from treeprop_ray.through_time import engine
-from treeprop_ray.through_time.engine import BPTTEngine, TreeEngine
-from treeprop_ray.train import Trainer
+from treeprop_ray.run.trainer import Trainer
+from treeprop_ray.schedule.time import whole_step
 
 Command = Callable[..., Result]
 SMALL = ["experiment=digits_gru", "model.hidden=8", "log_every=5", "epochs=2", "time.depth=3"]
@@ -44,23 +46,30 @@ def batch(D: int) -> tuple[Tensor, Tensor]:
     return torch.randn(B, 2**D, S, dtype=torch.float64), torch.arange(B) % C
 
 
-def fixed_batches(D: int) -> data.Batches:
+def fixed_batches(D: int, dtype: torch.dtype = torch.float64) -> data.Batches:
     x, y = batch(D)
+    x = x.to(dtype)
     split = data.Split(x, y)
     return data.Batches(data.DataSet("", split, split, split, C, lambda x: x, x.dtype), B, 1)
 
 
-def tree_engine(network: TimeNetwork, K: int = 0, lam: float = 0.7, pieces: int = 1) -> TreeEngine:
-    rule = TimeRule(network.depth, K, lam)
-    return TreeEngine(rule, network, OptimizerRule(), fixed_batches(network.depth), pieces)
+def share_of(network: TimeNetwork, precision: str = "float32") -> Share:
+    batches = fixed_batches(network.depth)
+    return Share(network.parts(), OptimizerRule(), batches, precision=precision)
+
+
+def run_whole(host: TimeHost, pieces: int = 1) -> None:
+    """Gradients of a step, piece by piece."""
+    for call, piece in zip(whole_step(pieces), cut(0, B, pieces), strict=True):
+        host.run(call, piece, {})
+
+
+def tree_host(network: TimeNetwork, K: int = 0, lam: float = 0.7) -> WholeTreeHost:
+    return WholeTreeHost(share_of(network), TimeRule(network.depth, K, lam))
 
 
 def tree_gradients(network: TimeNetwork, K: int = 0, pieces: int = 1) -> dict[str, Tensor]:
-    made = tree_engine(network, K, pieces=pieces)
-    x, y = batch(network.depth)
-    for piece in cut(0, B, pieces):
-        made.gradients(x[piece.start : piece.stop], y[piece.start : piece.stop], piece)
-    made.reports_now = made.owner.report(0, norms=False)  # type: ignore[attr-defined]
+    run_whole(tree_host(network, K), pieces)
     return {k: p.grad for k, p in network.named_parameters() if p.grad is not None}
 
 
@@ -220,10 +229,11 @@ def test_a_depths_gradient_ignores_the_finer_depths() -> None:
 
 def test_reported_losses_add_up_to_the_objective() -> None:
     network, (x, y) = time_network("gru", 3), batch(3)
-    made = tree_engine(network, 3)
-    made.step(0, report=True)
-    weights = over_time(config.load([*SMALL, "time.sweeps=3", "time.lambda_cons=0.7"])).weights
-    losses = made.reports()[0].losses
+    host = tree_host(network, 3)
+    run_whole(host)
+    settings = config.load([*SMALL, "time.sweeps=3", "time.lambda_cons=0.7"])
+    weights = methods.of(settings).outline(settings, network.tree).weights
+    losses = host.report(0, norms=True).losses
     assert {d: set(t) for d, t in losses.items()} == {d: set(t) for d, t in weights.items()}
     total = sum(weights[d][k] * v for d, terms in losses.items() for k, v in terms.items())
     with torch.no_grad():
@@ -272,11 +282,11 @@ def test_the_readout_answers_all_depths_as_it_answers_each(B: int) -> None:
 
 @pytest.mark.parametrize("kind", CELL_NAMES)
 def test_bf16_gradients_are_near_those_of_float32(kind: str) -> None:
-    found, (x, y) = [], batch(3)
+    found = []
     for precision in ("float32", "bf16"):
         network = time_network(kind, 3).float()
-        rest = (OptimizerRule(), fixed_batches(3), 1, "cpu", precision)
-        TreeEngine(TimeRule(3, 2), network, *rest).gradients(x.float(), y, cut(0, B, 1)[0])
+        share = replace(share_of(network, precision), batches=fixed_batches(3, torch.float32))
+        run_whole(WholeTreeHost(share, TimeRule(3, 2)))
         found.append({k: p.grad for k, p in network.named_parameters() if p.grad is not None})
     for k, grad in found[0].items():
         assert 0 < (found[1][k] - grad).norm() < 0.05 * grad.norm(), k
@@ -286,7 +296,7 @@ def test_bf16_gradients_are_near_those_of_float32(kind: str) -> None:
 
 
 def test_bptt_unrolled_inside_torch_gru_and_the_deployed_chain_are_one_network() -> None:
-    network, (x, y) = time_network("gru", 3), batch(3)
+    network, (x, _) = time_network("gru", 3), batch(3)
     cell, readout = network.parts()["f0"], network.parts()["readout"]
     assert isinstance(cell, GRUCell) and isinstance(readout, nn.Linear)
     logits = readout(unrolled(cell)(x))
@@ -297,8 +307,7 @@ def test_bptt_unrolled_inside_torch_gru_and_the_deployed_chain_are_one_network()
     for torch_gru in (False, True):
         network.zero_grad()
         deployed = TimeNetwork(3, {"f0": cell, "readout": readout})
-        made = BPTTEngine(torch_gru, deployed, OptimizerRule(), fixed_batches(3))
-        made.gradients(x, y, cut(0, B, 1)[0])
+        run_whole(BpttHost(share_of(deployed), torch_gru))
         grads.append({k: p.grad.clone() for k, p in cell.named_parameters() if p.grad is not None})
     for k, grad in grads[0].items():
         torch.testing.assert_close(grad, grads[1][k])
@@ -308,10 +317,9 @@ def test_bptt_unrolled_inside_torch_gru_and_the_deployed_chain_are_one_network()
 
 
 def test_boost_gives_the_deployed_cell_three_times_the_rate_and_clips_each_part() -> None:
-    rule = engine.optimizer_rule(
-        config.load([*SMALL, "time.recipe=boost", "optimizer=sgd", "momentum=0", "clip=1", "lr=0.1",
-                     "weight_decay=0"]), 1,
-    )  # fmt: skip
+    settings = config.load([*SMALL, "time.recipe=boost", "optimizer=sgd", "momentum=0", "clip=1",
+                            "lr=0.1", "weight_decay=0"])  # fmt: skip
+    rule = methods.of(settings).optimizer(settings, Tree(8), 1)
     parts = {name: nn.Linear(1, 1, bias=False) for name in ("f0", "f1", "f2")}
     before = {name: part.weight.item() for name, part in parts.items()}
     for part, grad in zip(parts.values(), (5.0, 5.0, 0.5), strict=True):
@@ -378,17 +386,8 @@ def test_stop_and_resume_is_bitwise_one_run(
     words = [*SMALL, *words, f"out={tmp_path}", "checkpoint_every=7", "data.permuted=true"]
     assert command("train", *words, "name=whole").code == 0
 
-    class Stopped(Exception):
-        pass
-
-    class Stopping(Trainer):
-        def _step(self, step: int, *rest: object) -> None:
-            if step == 17:
-                raise Stopped
-            super()._step(step, *rest)  # type: ignore[arg-type]
-
     with pytest.raises(Stopped):
-        Stopping(config.load([*words, "name=cut"])).train()
+        Trainer.of(config.load([*words, "name=cut"]), callbacks=[StopAt(17)]).train()
     again = command("train", *words, "name=cut")
     assert again.code == 0 and "continuing from" in again.out
     whole, cut_ = newest(tmp_path / "whole"), newest(tmp_path / "cut")
@@ -418,7 +417,8 @@ def test_a_run_is_scored_exported_and_holds_its_permutation(
     of_run = config.load_file(folder / "config.yaml")
     samples = data.load(of_run)
     x = samples.inputs(samples.test.x[:7])
-    deployed = TimeNetwork.of(of_run, samples, newest(folder).weights).chain()
+    network = methods.of(of_run).assemble(of_run, samples.shape, newest(folder).weights)
+    deployed = network.chain()
     program = torch.export.load(folder / "export" / "full" / "model.pt2").module()
     torch.testing.assert_close(program(x), deployed(x))
     from safetensors.torch import load_file

@@ -6,18 +6,18 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from conftest import engine_of
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeprop_ray import config, data
-from treeprop_ray.core.network import STEM, TreeNetwork, count_parameters
+from treeprop_ray.core.network import STEM, TreeNetwork, count_parameters, edge_name
 from treeprop_ray.core.objective import head_loss
 from treeprop_ray.core.rule import Piece
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Shape
 from treeprop_ray.data.vision import v2  # noqa: F401  (before transformers, which imports torchvision)
-from treeprop_ray.engine import local
 from treeprop_ray.inference.paths import score_network
 from treeprop_ray.models import blueprint, gpt
 from treeprop_ray.models.hf import state_of
@@ -62,7 +62,7 @@ def test_deployed_parameters_are_those_of_gpt2(name: str, parameters: int) -> No
     plan = blueprint(settings, Shape((1024,), 50257, torch.float32))
     tree = Tree(plan.N, settings.split)
     deployed = [STEM, *tree.path_edges(tree.chain)]
-    assert sum(plan.count_parameters(edge) for edge in deployed) == parameters
+    assert sum(plan.count_parameters(edge_name(edge)) for edge in deployed) == parameters
     blocks = [len(p) - 2 + 1 for p in tree.named_paths.values()]  # the head holds a block
     assert blocks == [*range(2, tree.depth + 2), settings.model.blocks]
 
@@ -70,7 +70,7 @@ def test_deployed_parameters_are_those_of_gpt2(name: str, parameters: int) -> No
 def test_the_depth_3_model_has_seven_blocks_and_a_bare_head() -> None:
     settings = config.load(["experiment=wikitext103_d3"])
     plan = blueprint(settings, Shape((1024,), 50257, torch.float32))
-    assert plan.N == 8 and plan.count_parameters((7, 8)) == 2 * 768
+    assert plan.N == 8 and plan.count_parameters("7-8") == 2 * 768
 
 
 @pytest.mark.parametrize("words", BLOCKS)
@@ -194,16 +194,17 @@ def test_the_token_table_is_one_tensor_that_learns_from_both_ends() -> None:
     """One set of weights, in the stem; its gradient is the sum of those of stem and head."""
     settings = config.load([*TINY, "precision=float64", "sigma=0"])
     samples = data.load(settings)
-    engine = local.build(settings, samples, 10)
+    engine = engine_of(settings, samples, 10)
     engine.gradients(0)
-    table = engine.network.stem.tokens.weight  # type: ignore[union-attr]
-    x, _ = engine.batches(0)
+    table = engine.host.parts["stem"].tokens.weight
+    x, _ = engine.host.batches(0)
     unseen = torch.ones(256, dtype=torch.bool)
     unseen[x.unique()] = False
     assert table.grad is not None
     assert (table.grad[unseen].abs().sum(1) > 0).all()  # by the head's softmax
     names = [k for k in engine.state()[0] if "tokens" in k]
     assert names == ["stem/tokens.weight"]
-    assert count_parameters(engine.network.path([0, 4, 8])) == (
+    path = [engine.host.parts[name] for name in ("stem", "0-4", "7-8")]
+    assert count_parameters(nn.Sequential(*path)) == (
         256 * 12 + 9 * 12 + 12 * 12 * 12 + 13 * 12 + 2 * 12
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Result
+from conftest import Result, engine_of, local_engine
 from test_backward import gradients
 from test_ray import assert_same
 
@@ -21,10 +21,10 @@ from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Shape, Split
 from treeprop_ray.data.images import unit_scale
-from treeprop_ray.engine import local
-from treeprop_ray.engine.base import Engine, StepReport, score_network
-from treeprop_ray.engine.local import LocalEngine
+from treeprop_ray.engine import Engine
+from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.inference import adaptive
+from treeprop_ray.inference.paths import score_network
 from treeprop_ray.models import blueprint
 
 Command = Callable[..., Result]
@@ -83,7 +83,7 @@ def test_adjoint_waves_equal_autograd(
     tree_objective(network, rule, x, y, Piece(0, 0, 0, 6, 6))[0].backward()
     expected = gradients(network)
     network.zero_grad()
-    LocalEngine(network, rule, OptimizerRule(), Batches(samples, 6, 1), pieces).gradients(0)
+    local_engine(network, rule, OptimizerRule(), Batches(samples, 6, 1), pieces).gradients(0)
     assert expected["stem.positions"].any()
     for name, gradient in gradients(network).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12, msg=name)
@@ -111,14 +111,13 @@ def cluster() -> Iterator[None]:
 
 
 def test_two_actors_equal_local_with_dropout_and_augmentation(cluster: None) -> None:
-    from treeprop_ray.engine import ray as distributed
 
     words = ["data.augment=standard", "microbatches=2", "objective=node_all_ce"]
     settings = dropout_settings(*words)
     samples = data.load(settings)
-    expected = three_steps(local.build(settings, samples, 3))
+    expected = three_steps(engine_of(settings, samples, 3))
     settings = dropout_settings(*words, "engine=ray", "placement=packed", "hosts=2")
-    engine = distributed.build(settings, samples, 3)
+    engine = engine_of(settings, samples, 3)
     try:
         found = three_steps(engine)
     finally:
@@ -129,7 +128,7 @@ def test_two_actors_equal_local_with_dropout_and_augmentation(cluster: None) -> 
 def test_dropout_is_drawn_and_the_same_in_every_run() -> None:
     samples = data.load(dropout_settings())
     first, again, without = (
-        three_steps(local.build(s, samples, 3))[0][0][0].losses
+        three_steps(engine_of(s, samples, 3))[0][0][0].losses
         for s in (dropout_settings(), dropout_settings(), dropout_settings("model.dropout=0"))
     )
     assert first == again and first != without
@@ -139,7 +138,7 @@ def test_dropout_is_drawn_and_the_same_in_every_run() -> None:
 def test_a_stopped_run_goes_on_with_the_same_masks_and_pictures(method: str) -> None:
     settings = dropout_settings("data.augment=standard", f"method={method}")
     samples = data.load(settings)
-    whole, before, after = (local.build(settings, samples, 4) for _ in range(3))
+    whole, before, after = (engine_of(settings, samples, 4) for _ in range(3))
     for step in range(4):
         whole.step(step, report=False)
     for step in range(2):
@@ -157,7 +156,7 @@ def test_chain_lr_is_for_the_chains_blocks_alone() -> None:
     samples = data.load(config.load(words))
 
     def change(factor: float) -> dict[str, torch.Tensor]:
-        engine = local.build(config.load([*words, f"chain_lr={factor}"]), samples, 1)
+        engine = engine_of(config.load([*words, f"chain_lr={factor}"]), samples, 1)
         before = engine.state()[0]
         engine.step(0, report=False)
         return {name: value - before[name] for name, value in engine.state()[0].items()}
@@ -175,7 +174,7 @@ def test_the_loss_falls(method: str, precision: str) -> None:
         [*TINY, "model.hidden=24", "lr=0.003", f"method={method}", f"precision={precision}",
          "objective=node_all_ce", "clip=1", "sigma=0.005", "model.blocks=3"]
     )  # fmt: skip
-    engine = local.build(settings, data.load(settings), 60)
+    engine = engine_of(settings, data.load(settings), 60)
     before = engine.score({"full": engine.tree.chain}, "validation")["full"]
     for step in range(60):
         engine.step(step, report=False)

@@ -16,14 +16,14 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from conftest import Result
+from conftest import Result, StopAt
 from fsspec.implementations.memory import MemoryFileSystem
 
 from treeprop_ray import config
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.folder import RunFolder
-from treeprop_ray.train import Trainer
+from treeprop_ray.run.trainer import Trainer
 
 Command = Callable[..., Result]
 SMALL = ["model.hidden=12", "model.blocks=4", "batch=64", "steps=12", "checkpoint_every=3",
@@ -231,7 +231,7 @@ def test_a_checkpoint_of_another_network_is_bad_input(command: Command, tmp_path
 def whole(tmp_path_factory: pytest.TempPathFactory) -> checkpoint.Checkpoint:
     """The last checkpoint of a run that nobody disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    Trainer(config.load([*SMALL, f"out={folder}", "steps=18"])).train()
+    Trainer.of(config.load([*SMALL, f"out={folder}", "steps=18"])).train()
     return checkpoint.load(folder / "r" / "checkpoints", 18)
 
 
@@ -285,13 +285,8 @@ def test_a_driver_killed_while_it_writes_continues_from_the_one_before(
 
 
 def test_a_clean_stop_names_the_last_checkpoint(tmp_path: Path) -> None:
-    class Failing(Trainer):
-        def _step(self, step: int, *rest: Any) -> None:
-            if step == 8:
-                raise TrainingError("the machine room burns")
-            super()._step(step, *rest)
-
+    burns = StopAt(8, TrainingError("the machine room burns"))
     with pytest.raises(TrainingError) as caught:
-        Failing(config.load([*SMALL, f"out={tmp_path}"])).train()
+        Trainer.of(config.load([*SMALL, f"out={tmp_path}"]), callbacks=[burns]).train()
     last = tmp_path / "r" / "checkpoints" / "step-00000006"
     assert str(caught.value) == f"the machine room burns; last checkpoint: {last}"

@@ -8,14 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import Result
+from conftest import Result, StopAt, Stopped
 from safetensors.torch import load_file
 
-from treeprop_ray import config
+from treeprop_ray import config, methods
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run import folder as runs
-from treeprop_ray.train import Trainer, block_applications
+from treeprop_ray.run.trainer import Trainer
 
 SMALL = ["model.hidden=12", "model.blocks=4", "batch=64", "log_every=5"]
 Command = Callable[..., Result]
@@ -62,17 +62,9 @@ def test_stop_and_resume_is_bitwise_one_run(command: Command, tmp_path: Path, me
     ]  # fmt: skip
     assert command("train", *words, "name=whole").code == 0
 
-    class Stopped(Exception):
-        pass
-
-    class Stopping(Trainer):
-        def _step(self, step: int, *rest: object) -> None:
-            if step == 31:  # in the middle of the second epoch, after the checkpoint of step 28
-                raise Stopped
-            super()._step(step, *rest)  # type: ignore[arg-type]
-
+    # in the middle of the second epoch, after the checkpoint of step 28
     with pytest.raises(Stopped):
-        Stopping(config.load([*words, "name=cut"])).train()
+        Trainer.of(config.load([*words, "name=cut"]), callbacks=[StopAt(31)]).train()
     assert newest(tmp_path / "cut").meta["step"] == 28
     again = command("train", *words, "name=cut")
     assert again.code == 0 and "continuing from" in again.out
@@ -194,7 +186,8 @@ def test_block_applications_are_counted() -> None:
         (["objective=node", "alpha=1", "beta=0"], 8, 12),  # the head only at the finest level
         (["objective=final_ce", "alpha=1", "beta=0"], 8, 8),
     ]:
-        assert block_applications(config.load(words), Tree(N)) == count
+        settings = config.load(words)
+        assert methods.of(settings).outline(settings, Tree(N)).applications == count
 
 
 def test_provenance_names_a_script_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,15 @@ from treeprop_ray import config
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
-from treeprop_ray.schedule.placement import Cluster, check_fits, lines, pack, plan, share, stages
+from treeprop_ray.schedule.placement import (
+    Cluster,
+    check_fits,
+    lines,
+    pack,
+    plan_tree,
+    share,
+    stages,
+)
 from treeprop_ray.schedule.tree import one_step
 
 trees = st.builds(Tree, st.integers(2, 130), st.sampled_from(["floor", "right_full"]))
@@ -67,15 +75,17 @@ def settings(*words: str) -> config.Settings:
 
 def test_auto_is_per_node_only_when_every_node_can_have_a_device() -> None:
     tree = Tree(8)
-    assert len(plan(settings(), tree, Cluster(((8.0, 0.0),)), "r").names) == 8
-    assert len(plan(settings(), tree, Cluster(((2.0, 0.0),)), "r").names) == 2
-    gpus = plan(settings(), tree, Cluster(((64.0, 4.0),)), "r")
+    assert len(plan_tree(settings(), tree, Cluster(((8.0, 0.0),)), "r").names) == 8
+    assert len(plan_tree(settings(), tree, Cluster(((2.0, 0.0),)), "r").names) == 2
+    gpus = plan_tree(settings(), tree, Cluster(((64.0, 4.0),)), "r")
     assert (len(gpus.names), gpus.gpus, gpus.device) == (4, 1.0, "cuda")
-    assert plan(settings("device=cpu"), tree, Cluster(((64.0, 4.0),)), "r").gpus == 0
+    assert plan_tree(settings("device=cpu"), tree, Cluster(((64.0, 4.0),)), "r").gpus == 0
 
 
 def test_devices_are_shared_in_equal_parts_when_there_are_fewer_than_actors() -> None:
-    made = plan(settings("placement=per_node"), Tree(8), Cluster(((4.0, 2.0), (4.0, 2.0))), "r")
+    made = plan_tree(
+        settings("placement=per_node"), Tree(8), Cluster(((4.0, 2.0), (4.0, 2.0))), "r"
+    )
     assert (made.cpus, made.gpus) == (1.0, 0.5)
     assert share([2.0], 8) == 0.25
     assert share([1.0, 1.0, 1.0], 8) == 0.3333
@@ -83,7 +93,7 @@ def test_devices_are_shared_in_equal_parts_when_there_are_fewer_than_actors() ->
 
 
 def test_names_tell_the_node() -> None:
-    made = plan(settings("placement=per_node"), Tree(3), Cluster(((9.0, 0.0),)), "run")
+    made = plan_tree(settings("placement=per_node"), Tree(3), Cluster(((9.0, 0.0),)), "run")
     assert made.names == ("run/boundary", "run/node-1", "run/node-2")
 
 
@@ -123,11 +133,11 @@ def test_a_plan_that_cannot_fit_says_what_is_missing(
     words: list[str], cluster: tuple[tuple[float, float], ...], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        plan(settings(*words), Tree(8), Cluster(cluster), "r")
+        plan_tree(settings(*words), Tree(8), Cluster(cluster), "r")
 
 
 def test_whole_gpus_larger_than_one_are_allowed() -> None:
-    made = plan(
+    made = plan_tree(
         settings("gpus_per_actor=2", "placement=packed", "hosts=2"),
         Tree(8),
         Cluster(((8.0, 4.0),)),

@@ -52,20 +52,20 @@ def rows_of(N: int) -> list[dict[str, Any]]:
     """The methods at one N."""
     rows = []
     for name, words, actors, ideal in candidates(N):
-        found = account([*BASE, f"model.blocks={N - 1}", *words], actors)
+        cost = account([*BASE, f"model.blocks={N - 1}", *words], actors)
         rows.append(
             {
                 "N": N,
                 "method": name,
-                "actors": found.actors,
-                "trained (M)": found.trained / 1e6,
-                "deployed (M)": found.deployed / 1e6,
-                "work (blocks)": found.work,
-                "work (GFLOP)": found.gflop,
-                "critical path (blocks)": found.span,
+                "actors": cost.actors,
+                "trained (M)": cost.trained / 1e6,
+                "deployed (M)": cost.deployed / 1e6,
+                "work (blocks)": cost.work,
+                "work (GFLOP)": cost.gflop,
+                "critical path (blocks)": cost.span,
                 "the paper's count": ideal,
-                "peak per actor (MB)": found.peak / 1e6,
-                "moved (MB)": found.moved / 1e6,
+                "peak per actor (MB)": cost.peak / 1e6,
+                "moved (MB)": cost.moved / 1e6,
             }
         )
     return rows

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treeprop_ray import config
+from treeprop_ray import config, methods
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.tables import markdown, write_table
@@ -24,32 +24,32 @@ PAPER = {  # hidden 100, the table of the paper's MNIST appendix
 
 def run(bench: BenchSettings) -> None:
     """Nine runs: N = 4, 8, 16; hidden 100; 10 epochs each."""
-    found = collect(Path(bench.runs))
-    if not found:
+    finished = collect(Path(bench.runs))
+    if not finished:
         raise UserError(
             f"runs={bench.runs}: holds no finished MNIST run with model.hidden={HIDDEN} "
             f"epochs={EPOCHS}; train with: {command_of(8, 'cff')}"
         )
     kept = Path(bench.out) / "baselines_mnist"
     kept.mkdir(parents=True, exist_ok=True)
-    for folder, _ in found.values():
+    for folder, _ in finished.values():
         shutil.copyfile(folder / "summary.json", kept / f"{folder.name}.json")
-    rows = [row_of(N, method, found.get((N, method))) for N in PAPER for method in METHODS]
-    notes = [*NOTES, *commands(found)]
+    rows = [row_of(N, method, finished.get((N, method))) for N in PAPER for method in METHODS]
+    notes = [*NOTES, *commands(finished)]
     write_table(bench.out, "baselines_mnist", "MNIST: BP, CFF+M, TreeProp", rows, notes)
     print(markdown(rows))
 
 
 def collect(runs: Path) -> dict[tuple[int, str], tuple[Path, dict[str, Any]]]:
     """The finished runs of the table by (N, method); seed 1 only."""
-    found = {}
+    finished = {}
     for summary in sorted(runs.glob("mnist_*/summary.json")):
         settings = config.load_file(summary.parent / "config.yaml")
         facts = json.loads(summary.read_text())
         plain = (settings.model.hidden, facts["epochs"], settings.seed, settings.data.limit)
         if settings.data.name == "mnist" and plain == (HIDDEN, EPOCHS, 1, 0):
-            found[facts["N"], settings.method] = (summary.parent, facts)
-    return found
+            finished[facts["N"], methods.of(settings).name] = (summary.parent, facts)
+    return finished
 
 
 def row_of(N: int, method: str, run: tuple[Path, dict[str, Any]] | None) -> dict[str, Any]:
@@ -88,9 +88,9 @@ def command_of(N: int, method: str) -> str:
     )
 
 
-def commands(found: Mapping[tuple[int, str], Any]) -> list[str]:
+def commands(finished: Mapping[tuple[int, str], Any]) -> list[str]:
     """The commands of the runs, as their own summaries have them."""
-    lines = [facts["command"] for _, facts in found.values()]
+    lines = [facts["command"] for _, facts in finished.values()]
     return ["", "Commands of the runs:", "", "```", *lines, "```"]
 
 

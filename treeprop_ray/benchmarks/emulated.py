@@ -21,8 +21,8 @@ from treeprop_ray.config import RaySettings
 from treeprop_ray.core.rule import Piece
 from treeprop_ray.engine import runtime
 from treeprop_ray.engine.actors import Role
-from treeprop_ray.engine.base import StepReport
 from treeprop_ray.engine.driver import Driver
+from treeprop_ray.hosts.base import Held, StepReport
 from treeprop_ray.schedule.ops import Call, Layout
 from treeprop_ray.schedule.placement import Plan
 
@@ -33,12 +33,12 @@ Price = Callable[[Call], float]  # seconds of a call
 class EmulatedHost:
     """Sleeps for the price of a call instead of computing."""
 
+    at = ""
+
     def __init__(self, price: Price, sleep: Callable[[float], object] = time.sleep) -> None:
         self.price, self.sleep = price, sleep
 
-    def run(
-        self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]
-    ) -> dict[str, Tensor]:
+    def run(self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]) -> Held:
         """Sleep, and hand on four bytes."""
         self.sleep(self.price(call))
         return {name: torch.zeros(1) for name in call.outputs}

@@ -7,12 +7,14 @@ nobody disturbed. snapshots: the time of a step with and without recovery points
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -20,11 +22,10 @@ import torch
 
 from treeprop_ray import config, data
 from treeprop_ray.benchmarks.settings import BenchSettings
-from treeprop_ray.benchmarks.timing import in_turn, ratio
-from treeprop_ray.engine import local, runtime
-from treeprop_ray.engine import ray as distributed
-from treeprop_ray.engine.base import State
-from treeprop_ray.engine.ray import RayEngine
+from treeprop_ray.benchmarks.timing import in_turn, ratio, steps_of
+from treeprop_ray.engine import RayEngine, build, runtime
+from treeprop_ray.hosts.base import State
+from treeprop_ray.methods import job_of
 from treeprop_ray.reporting.tables import write_table
 
 WORDS = ["model.blocks=5", "model.hidden=32", "batch=64", "model.activation=tanh", "alpha=1",
@@ -76,10 +77,10 @@ def run_snapshots(bench: BenchSettings) -> None:
 
 def kill_run(name: str, words: list[str], kills: int) -> dict[str, Any]:
     """A run in which `kills` actors die; a row of the table."""
-    words = [*WORDS, *RAY, *words, f"snapshot_every={SNAPSHOT_EVERY}", f"max_failures={2 * kills}"]
-    dice, samples = random.Random(7), data.load(config.load(WORDS))
+    words = [*WORDS, *words, f"snapshot_every={SNAPSHOT_EVERY}", f"max_failures={2 * kills}"]
+    dice = random.Random(7)
     total = QUIET + kills * BETWEEN
-    engine = distributed.build(config.load(words), samples, total)
+    engine = on_actors(words, total)
     try:
         engine.step(0, report=False)
         engine.reports()
@@ -100,9 +101,9 @@ def kill_run(name: str, words: list[str], kills: int) -> dict[str, Any]:
             if kills_now:
                 time.sleep(dice.uniform(0, step_seconds))
                 os.kill(victim, signal.SIGKILL)
-        found = engine.state()
+        state = engine.state()
         lost = time.perf_counter() - began - (total - QUIET) * step_seconds
-        recoveries, replayed = engine.failures, engine.replayed
+        recoveries, replayed = engine.recovery.failures, engine.recovery.replayed
     finally:
         engine.close()
     return {
@@ -113,8 +114,16 @@ def kill_run(name: str, words: list[str], kills: int) -> dict[str, Any]:
         "steps replayed": replayed,
         "seconds lost per kill": lost / kills,
         "ms per step, undisturbed": 1000 * step_seconds,
-        "weights equal": str(equal(found, undisturbed(total))).lower(),
+        "weights equal": str(equal(state, undisturbed(total))).lower(),
     }
+
+
+def on_actors(words: list[str], steps: int) -> RayEngine:
+    """The Ray engine for a run of so many steps."""
+    settings = config.load([*words, *RAY])
+    engine = build(job_of(settings, data.load(settings), steps))
+    assert isinstance(engine, RayEngine)
+    return engine
 
 
 def pid_of(engine: RayEngine, host: int) -> int:
@@ -127,17 +136,18 @@ def pid_of(engine: RayEngine, host: int) -> int:
 def undisturbed(steps: int) -> State:
     """The state of a run in this process."""
     torch.set_num_threads(1)
-    engine = local.build(config.load(WORDS), data.load(config.load(WORDS)), steps)
+    settings = config.load(WORDS)
+    engine = build(job_of(settings, data.load(settings), steps))
     for step in range(steps):
         engine.step(step, report=False)
     return engine.state()
 
 
-def equal(found: State, expected: State) -> bool:
+def equal(state: State, expected: State) -> bool:
     """Whether weights and optimizer state are the same, bit for bit."""
     return all(
         mine.keys() == theirs.keys() and all(torch.equal(mine[k], v) for k, v in theirs.items())
-        for mine, theirs in zip(found, expected, strict=True)
+        for mine, theirs in zip(state, expected, strict=True)
     )
 
 
@@ -145,23 +155,22 @@ def snapshot_cost(name: str, words: list[str], rounds: int) -> dict[str, Any]:
     """Step time of one engine with recovery points switched on and off, in turn."""
     every = config.Settings().snapshot_every
     place = ["placement=packed", "hosts=2", "timeline_steps=0"]
-    settings = config.load([*words, *RAY, *place])
-    engine = distributed.build(settings, data.load(settings), 10**6)
-    clock = iter(range(every // 2, 10**6))  # so that a point falls into the middle of a timing
+    engine = on_actors([*words, *place], 10**6)
+    settings = engine.recovery.settings
+    # from half of `every` on, so that a point falls into the middle of a timing
+    work = steps_of(engine, every, itertools.count(every // 2))
 
     def steps(snapshot_every: int) -> Callable[[], None]:
         def go() -> None:
-            engine.settings.snapshot_every = snapshot_every
-            for _ in range(every):
-                engine.step(next(clock), report=False)
-            engine.reports()
+            engine.recovery.settings = replace(settings, snapshot_every=snapshot_every)
+            work()
 
         return go
 
     try:
         seconds = in_turn({"with": steps(every), "without": steps(10**9)}, rounds)
         size = sum(v.numel() * v.element_size() for part in engine.state() for v in part.values())
-        points = engine.point[0] // every
+        points = engine.recovery.point[0] // every
     finally:
         engine.close()
     assert points > 0, "no recovery point was made"

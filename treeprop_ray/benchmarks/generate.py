@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from treeprop_ray import methods
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.errors import UserError
 from treeprop_ray.inference.decoding import Continuation, Sampler, decode, speculate
 from treeprop_ray.inference.language import open_language_model
 from treeprop_ray.reporting.tables import write_table
-from treeprop_ray.run.reading import run_settings
+from treeprop_ray.run.folder import run_settings
 
 PROMPT = "The following "
 AHEAD = (2, 4, 8)
@@ -23,14 +24,15 @@ AHEAD = (2, 4, 8)
 def run(bench: BenchSettings) -> None:
     """Every spine path drafts 2, 4 or 8 tokens for the full chain; greedy and sampled."""
     settings = run_settings(bench.run)
-    if settings.method != "tree":
-        raise UserError(f"run={bench.run}: method={settings.method} has no short paths to draft")
+    method = methods.of(settings)
+    if not method.short_paths:
+        raise UserError(f"run={bench.run}: method={method.name} has no short paths to draft")
     torch.set_num_threads(1)
     decoder, tokenizer, names = open_language_model(bench.run, "last", None)
     (prompt,) = tokenizer.encode([PROMPT])
     chain, count = decoder("full"), 10 * bench.steps
     work: dict[str, Callable[[], None]] = {}
-    found: dict[str, Continuation] = {}
+    texts: dict[str, Continuation] = {}
     labels: dict[str, tuple[str, str, str]] = {}
 
     def candidate(kind: str, temperature: float, draft: str, ahead: int) -> None:
@@ -39,9 +41,9 @@ def run(bench: BenchSettings) -> None:
 
         def go() -> None:
             if short is None:
-                found[name] = decode(chain, prompt, count, sampler, 1)
+                texts[name] = decode(chain, prompt, count, sampler, 1)
             else:
-                found[name] = speculate(chain, short, prompt, count, ahead, sampler, 1)
+                texts[name] = speculate(chain, short, prompt, count, ahead, sampler, 1)
 
         name = f"{kind} {draft} {ahead}"
         work[name], labels[name] = go, (kind, draft or "-", str(ahead) if draft else "-")
@@ -54,7 +56,7 @@ def run(bench: BenchSettings) -> None:
     seconds = in_turn(work, bench.rounds)
     rows: list[dict[str, Any]] = []
     for name, (kind, draft, drafted) in labels.items():
-        plain, c = f"{kind}  0", found[name]
+        plain, c = f"{kind}  0", texts[name]
         rows.append(
             {
                 "decoding": kind,
@@ -64,7 +66,7 @@ def run(bench: BenchSettings) -> None:
                 "speed-up over plain": 1 / ratio(seconds, name, plain),
                 "drafts accepted (%)": 100 * c.accepted / c.drafted if c.drafted else "-",
                 "same tokens as plain": (
-                    "-" if kind != "greedy" else "yes" if c.tokens == found[plain].tokens else "no"
+                    "-" if kind != "greedy" else "yes" if c.tokens == texts[plain].tokens else "no"
                 ),
             }
         )

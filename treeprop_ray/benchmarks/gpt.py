@@ -15,8 +15,7 @@ from typing import Any
 from treeprop_ray import config
 from treeprop_ray.benchmarks.random_data import random_job, random_text
 from treeprop_ray.benchmarks.settings import BenchSettings
-from treeprop_ray.engine import local
-from treeprop_ray.engine import ray as distributed
+from treeprop_ray.engine import RayEngine, build
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.reporting.tables import write_table
 
@@ -34,25 +33,21 @@ CANDIDATES = {
 def work(words: list[str], steps: int, answer: Any) -> None:
     """Some steps of one candidate, in a process of its own; the first one is not timed."""
     settings = config.load(words)
-    data = random_text(settings)
-    engine: Any
-    if settings.engine == "ray":
-        engine = distributed.launch(random_job(settings, data), settings)
-    else:
-        engine = local.build(settings, data, 1000)
+    engine = build(random_job(settings, random_text(settings)))
+    actors = engine if isinstance(engine, RayEngine) else None
     try:
         began, sent, losses = 0.0, 0, []
         for step in range(steps):
             if step == 1:
                 began = time.perf_counter()
-                if settings.engine == "ray":
-                    engine.usage()
+                if actors:
+                    actors.usage()
             engine.step(step, report=False)
             terms = [t for r in engine.reports() for t in r.losses.values()]
             losses.append(min(t["ce"] for t in terms if "ce" in t))
         seconds = (time.perf_counter() - began) / (steps - 1)
-        if settings.engine == "ray":
-            sent = sum(n for _, n, _ in engine.usage()) // (steps - 1)
+        if actors:
+            sent = sum(n for _, n, _ in actors.usage()) // (steps - 1)
         answer.put((seconds, sent, losses))
     finally:
         engine.close()
@@ -67,10 +62,10 @@ def family_of(root: int) -> list[int]:
         except OSError:  # has ended meanwhile
             continue
         parent[int(folder.name)] = int(text.rpartition(")")[2].split()[1])
-    found = [root]
-    for pid in found:
-        found += [child for child, of in parent.items() if of == pid]
-    return found
+    family = [root]
+    for pid in family:
+        family += [child for child, of in parent.items() if of == pid]
+    return family
 
 
 def memory_of(root: int) -> int:
@@ -92,17 +87,17 @@ def measure(target: Callable[..., None], *args: Any) -> tuple[int, Any]:
     process = context.Process(target=target, args=(*args, answer))
     process.start()
     assert process.pid is not None
-    peak, found = 0, None
+    peak, told = 0, None
     while process.is_alive():
         peak = max(peak, memory_of(process.pid))
-        if found is None and not answer.empty():
-            found = answer.get()
+        if not answer.empty():
+            told = answer.get()
         process.join(SAMPLE)
-    if found is None and not answer.empty():
-        found = answer.get()
-    if found is None:
+    if not answer.empty():
+        told = answer.get()
+    if told is None:
         raise TrainingError(f"a candidate of bench gpt ended with exit code {process.exitcode}")
-    return peak, found
+    return peak, told
 
 
 def run(bench: BenchSettings) -> None:

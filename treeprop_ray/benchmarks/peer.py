@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from treeprop_ray import config
 from treeprop_ray.benchmarks.memory import Meter, resident
 from treeprop_ray.benchmarks.random_data import random_images, random_job
-from treeprop_ray.core.network import STEM, edge_name, named
+from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.optim import PartOptimizer
 from treeprop_ray.schedule.placement import stages
 
@@ -29,9 +29,9 @@ class Stage:
     def __init__(self, rank: int, processes: int, words: list[str], pieces: int) -> None:
         job = random_job(config.load(words), random_images())
         mine = stages(job.tree, processes)[rank]
-        self.parts = job.parts([*([STEM] if rank == 0 else []), *mine])
+        self.parts = job.parts([edge_name(edge) for edge in ([STEM] if rank == 0 else []) + mine])
         self.module = nn.Sequential(*self.parts.values())
-        self.optimizer = PartOptimizer(named(self.parts), job.optimizer)
+        self.optimizer = PartOptimizer(self.parts, job.optimizer)
         self.batches, self.first = job.batches(), rank == 0
         makers = {"GPipe": pipelining.ScheduleGPipe, "1F1B": pipelining.Schedule1F1B}
         self.schedules: dict[str, Any] = {}
@@ -55,10 +55,10 @@ class Stage:
         return resident(self.optimizer) + meter.peak[None]
 
     def weights(self) -> dict[str, Any]:
-        """Weights by edge."""
+        """Weights by part."""
         return {
-            f"{edge_name(edge)}/{k}": v.detach().numpy()
-            for edge, part in self.parts.items()
+            f"{name}/{k}": v.detach().numpy()
+            for name, part in self.parts.items()
             for k, v in part.state_dict().items()
         }
 

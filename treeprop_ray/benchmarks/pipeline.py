@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from treeprop_ray import config
 from treeprop_ray.benchmarks.peer import SCHEDULES, Peer
-from treeprop_ray.benchmarks.random_data import random_images
 from treeprop_ray.benchmarks.rehearsal import account
 from treeprop_ray.benchmarks.settings import BenchSettings
-from treeprop_ray.benchmarks.step_ray import BASE, PACKED, launch
-from treeprop_ray.benchmarks.timing import in_turn, ratio
-from treeprop_ray.engine import local
-from treeprop_ray.engine.ray import RayEngine
+from treeprop_ray.benchmarks.step_ray import BASE, on_actors, on_images
+from treeprop_ray.benchmarks.timing import in_turn, ratio, steps_of
+from treeprop_ray.engine import Engine
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.reporting.tables import write_table
 
@@ -36,37 +34,25 @@ def run(bench: BenchSettings) -> None:
     """ViT blocks of width 240, N = 8, batch 32, two processes with one thread each."""
     steps = max(2, bench.steps // 8)
     torch.set_num_threads(1)
-    clock = iter(range(1_000_000))
-    alone = local.build(config.load([*COMMON, "method=bp"]), random_images(), 1000)
+    clock = itertools.count()
+    alone = on_images([*COMMON, "method=bp"])
     peer = Peer([*COMMON, "method=bp", CUT], PIECES)
-    engines: dict[str, RayEngine] = {}
+    engines: dict[str, Engine] = {}
     try:
         check_same(alone, peer)
 
-        def one_process() -> None:
-            for _ in range(steps):
-                alone.step(next(clock), report=False)
-
         def peers(name: str) -> Callable[[], None]:
             def go() -> None:
-                for _ in range(steps):
-                    peer.ask("step", name, next(clock))
+                for step in itertools.islice(clock, steps):
+                    peer.ask("step", name, step)
 
             return go
 
-        def actors(engine: RayEngine) -> Callable[[], None]:
-            def go() -> None:
-                for _ in range(steps):
-                    engine.step(next(clock), report=False)
-                engine.reports()
-
-            return go
-
-        work: dict[str, Callable[[], None]] = {ONE: one_process}
+        work: dict[str, Callable[[], None]] = {ONE: steps_of(alone, steps, clock)}
         work.update({f"torch {name}": peers(name) for name in SCHEDULES})
         for name, words in OURS.items():
-            engines[name] = launch(config.load([*COMMON, *PACKED, "cpus_per_actor=0.2", *words]))
-            work[name] = actors(engines[name])
+            engines[name] = on_actors([*COMMON, "cpus_per_actor=0.2", *words])
+            work[name] = steps_of(engines[name], steps, clock)
         seconds = in_turn(work, bench.rounds)
         peaks = {f"torch {name}": max(peer.ask("peak", name, next(clock))) for name in SCHEDULES}
     finally:
@@ -80,7 +66,7 @@ def run(bench: BenchSettings) -> None:
     print(write_table(bench.out, "bench_pipeline", "Pipelines of two processes", rows, notes))
 
 
-def check_same(alone: local.LocalEngine, peer: Peer) -> None:
+def check_same(alone: Engine, peer: Peer) -> None:
     """The peer computes what we do: the same weights after three steps of each schedule."""
     for step in range(6):
         alone.step(step, report=False)

@@ -211,7 +211,7 @@ def check_step(measured: Sequence[Mapping[str, str]], hop: float) -> list[dict[s
     shm = Link("object store", 800e6, 0.0)  # as doctor measures it here
     for name, samples in ((r["step"], r["samples"]) for r in measured if r["calls per step"]):
         shares = [int(n) / 32 for n in samples.split(" + ")]
-        found = price(
+        step = price(
             one_step(tree, Rule(objective="node"), layout, True, len(shares)),
             2,
             partial(by_verb, {"lift": block, "answer": 3 * block, "backward": 2 * block}, shares),
@@ -219,7 +219,7 @@ def check_step(measured: Sequence[Mapping[str, str]], hop: float) -> list[dict[s
             shm,
             Runtime(hop, SUBMIT),
         )
-        rows.append(line(f"ViT, {name}", found.seconds, ms[name]))
+        rows.append(line(f"ViT, {name}", step.seconds, ms[name]))
     return rows
 
 

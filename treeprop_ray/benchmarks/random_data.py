@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from treeprop_ray.config import Settings
-from treeprop_ray.core.optim import OptimizerRule
-from treeprop_ray.core.rule import Rule
-from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Split
 from treeprop_ray.data.images import unit_scale
 from treeprop_ray.data.sequences import as_sequences
-from treeprop_ray.engine.job import Job, parts_from_settings
-from treeprop_ray.models import blueprint
+from treeprop_ray.methods import Job, job_of
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 VOCABULARY = 50257  # of GPT-2
+TOTAL_STEPS = 1000  # of the run whose learning rates are used
 
 
 def random_images(n: int = 256, shape: tuple[int, ...] = CIFAR) -> DataSet:
@@ -48,15 +46,5 @@ def random_text(settings: Settings) -> DataSet:
 
 def random_job(settings: Settings, data: DataSet) -> Job:
     """A job that trains on this data, wherever its hosts are."""
-    plan = blueprint(settings, data)
-    return Job(
-        tree=Tree(plan.N, settings.split),
-        rule=Rule.of(settings, plan.family, data.labels_per_sample),
-        optimizer=OptimizerRule.of(settings, 1000),
-        parts=partial(parts_from_settings, settings, data.shape),
-        batches=partial(Batches, data, settings.batch, settings.seed),
-        stem_trains=plan.stem_trains,
-        batch=settings.batch,
-        samples=len(data.train),
-        splits=data.batch_counts,
-    )
+    batches = partial(Batches, data, settings.batch, settings.seed)
+    return replace(job_of(settings, data, TOTAL_STEPS), batches=batches)

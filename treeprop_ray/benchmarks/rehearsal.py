@@ -1,6 +1,6 @@
 """A step of any method on the actors of a plan, in one process: what it computes, keeps and sends.
 
-The hosts are those of the Ray engine (`engine/job.py: make_host`), their calls run in the order in
+The hosts are those of the Ray engine (`Method.host`), their calls run in the order in
 which the driver would submit them, and tensors go from host to host by hand. So bytes moved and
 tensors kept are those of a real run, without the noise of one.
 """
@@ -8,19 +8,22 @@ tensors kept are those of a real run, without the noise of one.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from treeprop_ray import config
 from treeprop_ray.benchmarks.memory import Meter, resident
 from treeprop_ray.benchmarks.random_data import random_images, random_job
-from treeprop_ray.config import Settings
-from treeprop_ray.core.network import count_parameters, named
+from treeprop_ray.core.network import STEM, count_parameters, edge_name
 from treeprop_ray.core.rule import cut
 from treeprop_ray.engine import transport
-from treeprop_ray.engine.job import Job, calls_of, make_host, owners
-from treeprop_ray.schedule.ops import Call, Op
-from treeprop_ray.schedule.placement import Cluster, Plan, plan, stages
+from treeprop_ray.hosts.base import Host
+from treeprop_ray.hosts.cff import CffHost
+from treeprop_ray.hosts.chain import ChainHost
+from treeprop_ray.methods import Job
+from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.placement import Cluster
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,15 @@ def account(words: list[str], actors: int) -> Account:
     """Measure a step of the settings on so many actors."""
     settings = config.load([*words, "placement=packed", f"hosts={actors}", "threads=1"])
     job = random_job(settings, random_images())
-    made = plan(settings, job.tree, Cluster(((float(actors), 0.0),)), "account")
-    hosts, calls = build(job, settings, made), calls_of(job, settings, made)
-    deployed = {"stem", *(f"{l}-{r}" for l, r in job.tree.path_edges(job.tree.chain))}
-    counts = {
-        name: count_parameters(module)
-        for host in hosts
-        for name, module in named(host.parts).items()
-    }
-    step(hosts, job, calls, settings, 0)  # optimizer state is made here
+    plan = job.method.plan(settings, job.tree, Cluster(((float(actors), 0.0),)))
+    hosts = [job.method.host(job, plan, index) for index in range(len(plan.names))]
+    calls = job.method.calls(job, plan)
+    deployed = job.method.outline(settings, job.tree).deployed
+    counts = {name: count_parameters(m) for host in hosts for name, m in host.parts.items()}
+    step(hosts, job, calls, 0)  # optimizer state is made here
     with Meter() as meter:
-        moved = step(hosts, job, calls, settings, 1, meter)
-    units = Units(job, settings, made)
+        moved = step(hosts, job, calls, 1, meter)
+    units = Units(job, hosts)
     return Account(
         actors=len(hosts),
         trained=sum(counts.values()),
@@ -65,23 +65,11 @@ def account(words: list[str], actors: int) -> Account:
     )
 
 
-def build(job: Job, settings: Settings, made: Plan) -> list[Any]:
-    """The hosts of a plan."""
-    owner = owners(job.tree, made, settings.method == "tree")
-    return [make_host(job, settings, made, index, owner) for index in range(len(made.names))]
-
-
 def step(
-    hosts: list[Any],
-    job: Job,
-    calls: list[Call],
-    settings: Settings,
-    step: int,
-    meter: Meter | None = None,
+    hosts: Sequence[Host], job: Job, calls: list[Call], step: int, meter: Meter | None = None
 ) -> int:
     """One step; returns the bytes that went from host to host."""
-    copies = job.rule.mc_samples if settings.method == "tree" else 1
-    pieces = cut(step, job.batch * copies, settings.microbatches)
+    pieces = cut(step, job.places, job.settings.microbatches)
     sent: dict[tuple[int, str], dict[str, Any]] = {}  # the packet of a tensor, by piece and name
     moved = 0
     charge = meter.charge if meter else contextlib.nullcontext
@@ -109,27 +97,17 @@ def step(
 class Units:
     """Counts block applications: a forward is 1, a backward is 1, on the whole batch."""
 
-    def __init__(self, job: Job, settings: Settings, made: Plan) -> None:
-        self.job, self.method = job, settings.method
-        pieces = cut(0, job.batch, settings.microbatches)
-        self.shares = [len(piece.places) / job.batch for piece in pieces]
-        self.back = 2.0 if settings.recompute else 1.0  # a recomputed block runs again
-        self.blocks = [
-            sum(edge != job.tree.head for edge in cut)
-            for cut in (stages(job.tree, len(made.names)) if self.method != "tree" else [])
-        ]
+    def __init__(self, job: Job, hosts: Sequence[Host]) -> None:
+        pieces = cut(0, job.places, job.settings.microbatches)
+        self.shares = [len(piece.places) / job.places for piece in pieces]
+        ends = {edge_name(STEM), edge_name(job.tree.head)}
+        back = 2.0 if job.settings.recompute else 1.0  # a recomputed block runs again
+        self.prices = [prices(host, len(host.parts.keys() - ends), back) for host in hosts]
 
     def of(self, call: Call) -> float:
         """Block applications of a call."""
-        return sum(self._op(op, call.host) for op in call.ops) * self.shares[call.piece]
-
-    def _op(self, op: Op, host: int) -> float:
-        if self.method == "cff":  # two views in each forward and backward; the head waits
-            return 2.0 if op.verb in ("ahead", "learn") else 0.0
-        if self.method == "bp":
-            ahead, back = self.blocks[host], self.blocks[host] * self.back
-            return {"ahead": ahead, "head": 1 + self.back, "back": back}.get(op.verb, 0.0)
-        return {"lift": 1.0, "answer": 2.0, "head": 2.0, "backward": 1.0}.get(op.verb, 0.0)
+        each = self.prices[call.host]
+        return sum(each.get(op.verb, 0.0) for op in call.ops) * self.shares[call.piece]
 
     def span(self, calls: list[Call]) -> float:
         """When the last call ends, if a block takes one unit and sending takes none."""
@@ -140,3 +118,12 @@ class Units:
             free[call.host] = end = begin + self.of(call)
             ready.update({(call.piece, name): end for name in call.outputs})
         return max(free.values())
+
+
+def prices(host: Host, blocks: int, back: float) -> dict[str, float]:
+    """Block applications of an op, by its verb."""
+    if isinstance(host, CffHost):  # two views in each forward and backward; the head waits
+        return {"ahead": 2.0, "learn": 2.0}
+    if isinstance(host, ChainHost):  # all blocks of its stage
+        return {"ahead": blocks, "head": 1 + back, "back": blocks * back}
+    return {"lift": 1.0, "answer": 2.0, "head": 2.0, "backward": 1.0}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
-from treeprop_ray import config
-from treeprop_ray.benchmarks.random_data import MNIST, random_images
+from treeprop_ray import config, engine
+from treeprop_ray.benchmarks.random_data import MNIST, random_images, random_job
 from treeprop_ray.benchmarks.settings import BenchSettings
-from treeprop_ray.benchmarks.timing import in_turn, ratio
-from treeprop_ray.core.tree import Tree
-from treeprop_ray.engine import local
+from treeprop_ray.benchmarks.timing import in_turn, ratio, steps_of
 from treeprop_ray.reporting.tables import write_table
-from treeprop_ray.train import block_applications
 
 BASE = ["experiment=mnist_d3", "model.hidden=500", "batch=64", "threads=1"]
 CANDIDATES = {
@@ -23,18 +21,12 @@ CANDIDATES = {
 
 def run(bench: BenchSettings) -> None:
     """Sigmoid MLP, N = 8, hidden 500, batch 64."""
-    data = random_images(4096, MNIST)
+    data, clock = random_images(4096, MNIST), itertools.count()
     work, applications = {}, {}
     for name, words in CANDIDATES.items():
-        settings = config.load([*BASE, *words])
-        engine = local.build(settings, data, 1)
-        applications[name] = block_applications(settings, Tree(settings.model.blocks + 1))
-
-        def steps(engine: local.LocalEngine = engine) -> None:
-            for step in range(bench.steps):
-                engine.step(step, report=False)
-
-        work[name] = steps
+        job = random_job(config.load([*BASE, *words]), data)
+        work[name] = steps_of(engine.build(job), bench.steps, clock)
+        applications[name] = job.method.outline(job.settings, job.tree).applications
     seconds = in_turn(work, bench.rounds)
     rows = [
         {

@@ -15,13 +15,10 @@ import torch
 from treeprop_ray import config
 from treeprop_ray.benchmarks.random_data import random_images, random_job
 from treeprop_ray.benchmarks.settings import BenchSettings
-from treeprop_ray.benchmarks.timing import in_turn, ratio
-from treeprop_ray.config import Settings
+from treeprop_ray.benchmarks.timing import in_turn, ratio, steps_of
 from treeprop_ray.core.rule import cut
-from treeprop_ray.engine import local
-from treeprop_ray.engine import ray as distributed
+from treeprop_ray.engine import Engine, RayEngine, build
 from treeprop_ray.engine.base import Span
-from treeprop_ray.engine.ray import RayEngine
 from treeprop_ray.reporting.tables import write_table
 
 BASE = ["experiment=cifar10_vit", "batch=32", "model.dropout=0", "data.augment=none", "device=cpu"]
@@ -30,16 +27,23 @@ APART = "2 processes apart, a step each"
 PACKED = ["engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.1"]
 
 
-def launch(settings: Settings) -> RayEngine:
-    """The Ray engine on random images."""
-    return distributed.launch(random_job(settings, random_images()), settings)
+def on_images(words: list[str]) -> Engine:
+    """The engine of some settings, on random images."""
+    return build(random_job(config.load(words), random_images()))
+
+
+def on_actors(words: list[str]) -> RayEngine:
+    """The same on two packed actors."""
+    engine = on_images([*PACKED, *words])
+    assert isinstance(engine, RayEngine)
+    return engine
 
 
 class Lone:
     """A process that trains alone, with one thread."""
 
     def __init__(self) -> None:
-        self.engine = local.build(config.load(STEP), random_images(), 1000)
+        self.engine = on_images(STEP)
         torch.set_num_threads(1)
 
     def train(self, steps: int) -> None:
@@ -52,7 +56,7 @@ class Candidates:
     """What is timed: functions that do `steps` steps, and what the actors tell about them."""
 
     def __init__(self, steps: int) -> None:
-        self.steps, self.clock = steps, iter(range(1_000_000))
+        self.steps, self.clock = steps, itertools.count()
         self.work: dict[str, Callable[[], None]] = {}
         self.engines: dict[str, RayEngine] = {}
         self.busiest: dict[str, list[float]] = {}  # seconds of compute per step
@@ -62,26 +66,24 @@ class Candidates:
 
     def add_local(self, name: str, words: list[str], threads: int) -> None:
         """In this process."""
-        engine = local.build(config.load([*STEP, *words]), random_images(), 1000)
+        steps = steps_of(on_images([*STEP, *words]), self.steps, self.clock)
 
         def go() -> None:
             torch.set_num_threads(threads)
-            for _ in range(self.steps):
-                engine.step(next(self.clock), report=False)
+            steps()
 
         self.work[name] = go
 
     def add_ray(self, name: str, words: list[str]) -> None:
         """On two packed hosts."""
-        engine = self.engines[name] = launch(config.load([*STEP, *PACKED, *words]))
+        engine = self.engines[name] = on_actors([*STEP, *words])
+        steps = steps_of(engine, self.steps, self.clock)
         self.busiest[name], self.idle[name], self.ends[name] = [], [], []
 
         def go() -> None:
             engine.usage()
             began = time.perf_counter()
-            for _ in range(self.steps):
-                engine.step(next(self.clock), report=False)
-            engine.reports()
+            steps()
             wall = time.perf_counter() - began
             busiest, _, spans = max(engine.usage(), key=lambda told: told[0])
             self.busiest[name].append(busiest / self.steps)
@@ -111,13 +113,13 @@ class Candidates:
 
 def between_steps(spans: Sequence[Span]) -> float:
     """Seconds that an actor is idle from its last call of a step to its first of the next."""
-    found = []
+    idle = []
     for a, b in itertools.pairwise(spans):
         if a.step != b.step:
             ends = [s for s in spans if s.step == a.step and s.phase in ("report", "update")]
             last = max(s.end for s in spans if s.step == a.step and s not in ends)
-            found.append(b.begin - last - sum(s.end - s.begin for s in ends))
-    return statistics.median(found)
+            idle.append(b.begin - last - sum(s.end - s.begin for s in ends))
+    return statistics.median(idle)
 
 
 def hop_of(samples: int, hops: int = 20) -> float:
@@ -201,7 +203,7 @@ def row_of(name: str, timed: Candidates, seconds: dict[str, list[float]]) -> dic
     }  # fmt: skip
     if name in timed.engines:
         engine = timed.engines[name]
-        settings = engine.settings
+        settings = engine.job.settings
         pieces = cut(0, settings.batch, settings.microbatches)
         row["samples"] = " + ".join(str(len(piece.places)) for piece in pieces)
         row["busiest actor (ms)"] = 1000 * statistics.median(timed.busiest[name])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from treeprop_ray.engine.base import Engine
 
 
 def in_turn(candidates: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
@@ -22,6 +25,17 @@ def in_turn(candidates: Mapping[str, Callable[[], None]], rounds: int) -> dict[s
             work()
             seconds[name].append(time.perf_counter() - began)
     return seconds
+
+
+def steps_of(engine: Engine, count: int, clock: Iterator[int]) -> Callable[[], None]:
+    """The next `count` training steps as one piece of work."""
+
+    def work() -> None:
+        for step in itertools.islice(clock, count):
+            engine.step(step, report=False)
+        engine.reports()
+
+    return work
 
 
 def ratio(seconds: Mapping[str, Sequence[float]], name: str, base: str) -> float:

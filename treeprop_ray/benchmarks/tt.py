@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +14,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from treeprop_ray import config
-from treeprop_ray.benchmarks.random_data import random_sequences
+from treeprop_ray.benchmarks.random_data import random_job, random_sequences
 from treeprop_ray.benchmarks.settings import BenchSettings
-from treeprop_ray.benchmarks.timing import in_turn, ratio
+from treeprop_ray.benchmarks.timing import in_turn, ratio, steps_of
 from treeprop_ray.core.bptt import cell_by_cell
 from treeprop_ray.data import Batches
-from treeprop_ray.engine.base import Engine
+from treeprop_ray.engine import LocalEngine
+from treeprop_ray.hosts.time import BpttHost
 from treeprop_ray.reporting.tables import write_table
-from treeprop_ray.through_time import engine
 
 REGIMES = [("latency", 64, 1), ("latency", 64, 8), ("compute", 128, 128)]  # name, hidden, batch
 SWEEPS = (0, 4)
@@ -34,34 +37,25 @@ class OneBatch(Batches):
         return self.data.train.x, self.data.train.y
 
 
-def steps_of(made: Engine, count: int) -> Callable[[], None]:
-    """`count` training steps as one piece of work."""
-
-    def work() -> None:
-        for step in range(count):
-            made.step(step, report=False)
-
-    return work
-
-
 def measure(bench: BenchSettings, regime: str, hidden: int, batch: int, D: int) -> dict[str, Any]:
     """One row: BPTT, torch.nn.GRU and the tree for every K, timed in turn."""
     words = [*BASE, f"model.hidden={hidden}", f"batch={batch}", f"time.depth={D}"]
     chosen = {"bptt": ["method=bptt"], "plain": ["method=bptt"], "fused": ["method=bptt_fused"]}
     pieces = f"microbatches={max(1, (batch << D) // SYMBOLS)}"
     chosen |= {f"K={K}": ["method=tree", f"time.sweeps={K}", pieces] for K in SWEEPS}
-    settings = {name: config.load([*words, *more]) for name, more in chosen.items()}
-    data = random_sequences(batch, D)
-    engines = {name: engine.build_local(s, data, 1) for name, s in settings.items()}
-    plain = engines["plain"]
-    assert isinstance(plain, engine.BPTTEngine)
-    plain.bptt.roll = cell_by_cell(plain.owner.parts["f0"])
-    for made in engines.values():
-        made.batches = OneBatch(data, batch, 1)
-    once = in_turn({"bptt": steps_of(engines["bptt"], 1)}, 3)["bptt"]
+    data, clock = random_sequences(batch, D), itertools.count()
+    batches = partial(OneBatch, data, batch, 1)
+    engines = {}
+    for name, more in chosen.items():
+        job = random_job(config.load([*words, *more]), data)
+        engines[name] = LocalEngine(replace(job, batches=batches))
+    plain = engines["plain"].host
+    assert isinstance(plain, BpttHost)
+    plain.bptt.roll = cell_by_cell(plain.parts["f0"])
+    once = in_turn({"bptt": steps_of(engines["bptt"], 1, clock)}, 3)["bptt"]
     count = max(1, min(bench.steps, int(SECONDS / min(once))))
     rounds = bench.rounds if regime == "latency" else max(3, bench.rounds // 3)
-    seconds = in_turn({name: steps_of(e, count) for name, e in engines.items()}, rounds)
+    seconds = in_turn({name: steps_of(e, count, clock) for name, e in engines.items()}, rounds)
     row: dict[str, Any] = {"regime": regime, "H": hidden, "batch": batch, "D": D, "N": 2**D}
     for name in engines:
         row[f"{name} ms"] = 1000 * statistics.median(seconds[name]) / count

@@ -8,6 +8,8 @@ from typing import Any
 
 from treeprop_ray import config, data
 from treeprop_ray.benchmarks.settings import BenchSettings
+from treeprop_ray.engine import build
+from treeprop_ray.methods import job_of
 from treeprop_ray.reporting.tables import write_table
 
 LOCAL = {"TreeProp, local, 1 thread": [], "BP, local, 1 thread": ["method=bp"]}
@@ -28,10 +30,8 @@ NOTE = (
 
 def measure(words: list[str], steps: int) -> tuple[list[float], float, int]:
     """Seconds of each step but the first, the share of them spent on data, and the batch."""
-    from treeprop_ray.train import build_engine
-
     settings = config.load(["experiment=cifar10_vit", "device=cpu", "in_flight=1", *words])
-    engine = build_engine(settings, data.load(settings), total_steps=steps)
+    engine = build(job_of(settings, data.load(settings), steps))
     seconds, on_data = [], []
     try:
         for step in range(steps):

@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
-from treeprop_ray import config, data
+from treeprop_ray import config, data, methods
 from treeprop_ray.checkup import FAIL, OK, WARN, Finding, judge, transport
 from treeprop_ray.config import Settings
-from treeprop_ray.core.tree import Tree
-from treeprop_ray.engine import local, runtime
-from treeprop_ray.engine import ray as distributed
+from treeprop_ray.engine import Engine, build, runtime
 from treeprop_ray.errors import TrainingError, UserError, first_line
-from treeprop_ray.schedule.placement import Cluster, Plan, plan
-from treeprop_ray.through_time.distributed import plan_time
+from treeprop_ray.schedule.placement import Cluster, Plan
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -54,29 +50,26 @@ def nodes(cluster: Cluster, gpu_torch: bool) -> Finding:
 
 def plan_for(settings: Settings, cluster: Cluster) -> Plan:
     """Where an experiment's actors would live."""
-    if config.recurrent(settings):
-        return plan_time(settings, cluster)
-    return plan(settings, tree_of(settings), cluster, config.run_name(settings))
+    method = methods.of(settings)
+    return method.plan(settings, method.tree(settings), cluster)
 
 
-def tree_of(settings: Settings) -> Tree:
-    """The tree of an experiment, whether or not its data is here."""
-    model = settings.model
-    return Tree(model.blocks + (0 if model.output_block else 1), settings.split)
+def reserves(plan: Plan) -> str:
+    """What each actor of a plan takes."""
+    return f"{plan.cpus:g} CPU" + (f" + {plan.gpus:g} GPU" if plan.gpus else "")
 
 
 def placement(settings: Settings, cluster: Cluster) -> Finding:
     """What the experiment would get."""
     name = settings.experiment
     try:
-        made = plan_for(settings, cluster)
+        plan = plan_for(settings, cluster)
     except UserError as e:
         return Finding("placement", FAIL, f"experiment={name}: {e}", "lower hosts, or add nodes")
-    each = f"{made.cpus:g} CPU" + (f" + {made.gpus:g} GPU" if made.gpus else "")
-    kind = made.names[-1].rpartition("/")[2].rpartition("-")[0] or "boundary"
-    many = "" if len(made.names) == 1 else "s"
-    found = f"experiment={name}: {len(made.names)} actor{many} ({kind}) with {each} each"
-    return Finding("placement", OK, f"{found}, {made.strategy}, device {made.device}")
+    kind = plan.names[-1].rpartition("/")[2].rpartition("-")[0] or "boundary"
+    many = "" if len(plan.names) == 1 else "s"
+    found = f"experiment={name}: {len(plan.names)} actor{many} ({kind}) with {reserves(plan)} each"
+    return Finding("placement", OK, f"{found}, {plan.strategy}, device {plan.device}")
 
 
 # -- three steps ----------------------------------------------------------------------------------
@@ -95,27 +88,25 @@ def training(settings: Settings) -> Finding:
     try:
         alone = config.load([*words, "engine=local"])
         samples = data.load(alone)
-        engines: list[Any] = [local.build(alone, samples, 3)]
-        engines.append(
-            distributed.build(config.load([*words, "engine=ray", "hosts=2"]), samples, 3)
-        )
+        spread = config.load([*words, "engine=ray", "hosts=2"])
+        one, two = (build(methods.job_of(s, samples, 3)) for s in (alone, spread))
         try:
-            losses = [three_steps(engine) for engine in engines]
+            losses = [three_steps(engine) for engine in (one, two)]
         finally:
-            engines[1].close()
+            two.close()
     except (TrainingError, UserError) as e:
         return Finding("training", FAIL, first_line(e), remedy)
     return compare(losses[0], losses[1], time.perf_counter() - began, remedy)
 
 
-def three_steps(engine: Any) -> list[float]:
+def three_steps(engine: Engine) -> list[float]:
     """The sum of all loss terms after each of three steps."""
-    found = []
+    losses = []
     for step in range(3):
         engine.step(step, report=True)
         terms = [t for r in engine.reports() for t in r.losses.values()]
-        found.append(math.fsum(value for term in terms for value in term.values()))
-    return found
+        losses.append(math.fsum(value for term in terms for value in term.values()))
+    return losses
 
 
 def compare(

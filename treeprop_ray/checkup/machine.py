@@ -70,8 +70,8 @@ def wants_of(package: str) -> dict[str, str]:
         declared = importlib.metadata.requires(package) or []
     except importlib.metadata.PackageNotFoundError:
         return {}
-    found = [Requirement(text) for text in declared]
-    return {r.name: str(r.specifier) for r in found if r.marker is None or r.marker.evaluate()}
+    ranges = [Requirement(text) for text in declared]
+    return {r.name: str(r.specifier) for r in ranges if r.marker is None or r.marker.evaluate()}
 
 
 def memory() -> tuple[float, float]:
@@ -150,22 +150,22 @@ def findings(facts: Facts, device: str) -> list[Finding]:
 
 def package(facts: Facts, name: str) -> Finding:
     """Python or a package: is it there, in range, and made for the torch beside it."""
-    found, wanted = facts.versions[name], REQUIRED[name]
-    if not found:
+    installed, wanted = facts.versions[name], REQUIRED[name]
+    if not installed:
         return Finding(name, FAIL, "not installed", f"pip install '{name}{wanted}'")
-    if found not in SpecifierSet(wanted, prereleases=True):
+    if installed not in SpecifierSet(wanted, prereleases=True):
         how = "install a newer Python" if name == "python" else f"pip install '{name}{wanted}'"
-        return Finding(name, FAIL, f"{found}, needs {wanted}", how)
+        return Finding(name, FAIL, f"{installed}, needs {wanted}", how)
     if name != "torchvision":
-        return Finding(name, OK, found)
+        return Finding(name, OK, installed)
     here, pair = facts.versions["torch"], facts.wants.get("torch", "")
     if here and here not in SpecifierSet(pair, prereleases=True):
         remedy = f"pip install 'torch{pair}', or another torchvision; only data.augment needs it"
-        return Finding(name, WARN, f"{found} is made for torch{pair}, here is {here}", remedy)
+        return Finding(name, WARN, f"{installed} is made for torch{pair}, here is {here}", remedy)
     if facts.vision_error:
         remedy = "reinstall torch and torchvision together; until then data.augment=none"
-        return Finding(name, WARN, f"{found} does not import: {facts.vision_error}", remedy)
-    return Finding(name, OK, f"{found}, fits torch {here}")
+        return Finding(name, WARN, f"{installed} does not import: {facts.vision_error}", remedy)
+    return Finding(name, OK, f"{installed}, fits torch {here}")
 
 
 def devices(facts: Facts, device: str) -> Finding:

@@ -7,6 +7,7 @@ nodes are told to have. Actors are not started: each would be bound to its bundl
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,18 +20,14 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from treeprop_ray import config
-from treeprop_ray.checkup.cluster import plan_for, tree_of
+from treeprop_ray import methods
+from treeprop_ray.checkup.cluster import plan_for, reserves
 from treeprop_ray.config import Settings
-from treeprop_ray.core.network import STEM
-from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import load
 from treeprop_ray.engine import runtime
-from treeprop_ray.engine.job import owners
 from treeprop_ray.errors import TrainingError, UserError
-from treeprop_ray.models import blueprint
-from treeprop_ray.schedule.placement import Plan, stages
-from treeprop_ray.through_time.distributed import describe, windows_of
+from treeprop_ray.reporting.tables import columns
+from treeprop_ray.schedule.placement import Plan
 
 GROUP_SECONDS = 60
 
@@ -56,9 +53,9 @@ def machines(count: int, cpus: int, gpus: int) -> Iterator[dict[str, int]]:
     os.environ[key] = "1"
     cluster = Cluster()
     try:
-        made = [cluster.add_node(num_cpus=cpus, num_gpus=gpus) for _ in range(count)]
+        nodes = [cluster.add_node(num_cpus=cpus, num_gpus=gpus) for _ in range(count)]
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        yield {node.node_id: number for number, node in enumerate(made, 1)}
+        yield {node.node_id: number for number, node in enumerate(nodes, 1)}
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -68,59 +65,50 @@ def machines(count: int, cpus: int, gpus: int) -> Iterator[dict[str, int]]:
             os.environ[key] = before
 
 
-def bundles_to_machines(made: Plan, numbers: Mapping[str, int]) -> list[int]:
+def bundles_to_machines(plan: Plan, numbers: Mapping[str, int]) -> list[int]:
     """Reserve the plan's placement group as a run would, and see where its bundles land."""
-    group = placement_group(made.bundles, strategy=made.strategy)
+    group = placement_group(plan.bundles, strategy=plan.strategy)
     try:
         if not group.wait(GROUP_SECONDS):
-            raise TrainingError(f"Ray did not place {len(made.names)} bundles of {made.bundles[0]}")
+            raise TrainingError(f"Ray did not place {len(plan.names)} bundles of {plan.bundles[0]}")
         landed = placement_group_table(group)["bundles_to_node_id"]
-        return [numbers[landed[k]] for k in range(len(made.names))]
+        return [numbers[landed[k]] for k in range(len(plan.names))]
     finally:
         remove_placement_group(group)
 
 
-def held(settings: Settings, made: Plan) -> list[tuple[str, str]]:
+def held(settings: Settings, plan: Plan) -> list[tuple[str, str]]:
     """What each actor holds, and how many parameters that is ("?" if the data set is not here)."""
-    if config.recurrent(settings):
-        cells = [describe(window) for window in windows_of(settings)]
-        return [(text, "?") for text in ["data, readout", *cells]]
-    tree = tree_of(settings)
-    is_tree = settings.method == "tree"
-    owner = owners(tree, made, is_tree)
-    counts = _counts(settings, tree)
+    method = methods.of(settings)
+    tree = method.tree(settings)
+    residents = method.residents(settings, plan, tree)
+    try:
+        count = method.network(settings, load(settings).shape).count_parameters
+    except UserError:
+        count = None
     out = []
-    for host in range(len(made.names)):
-        if is_tree:
-            ns = [str(n) for n, h in made.layout.host_of.items() if h == host]
-            ends = ["stem", "head"] if host == made.layout.boundary else []
-            text = ", ".join([*ends, *([f"node {' '.join(ns)}"] if ns else [])])
-        else:
-            cut = stages(tree, len(made.names))[host]
-            text = f"blocks {cut[0][0]}..{cut[-1][1]}"
-        mine = [edge for edge, h in owner.items() if h == host]
-        out.append((text, f"{sum(counts[e] for e in mine):,}" if counts else "?"))
+    for host in range(len(plan.names)):
+        parts = [part for r in residents if r.host == host for part in r.parts]
+        parameters = f"{sum(map(count, parts)):,}" if count else "?"
+        out.append((brief(method.about(settings, plan, tree, host)), parameters))
     return out
 
 
-def _counts(settings: Settings, tree: Tree) -> dict[tuple[int, int], int]:
-    """Parameters of every block; empty when the data's shape cannot be had."""
-    try:
-        made = blueprint(settings, load(settings).shape)
-    except UserError:
-        return {}
-    return {edge: made.count_parameters(edge) for edge in (STEM, *tree.blocks)}
+def brief(about: str) -> str:
+    """Of an actor's nodes the numbers are enough."""
+    nodes = re.findall(r"node (\d+) level", about)
+    rest = [text for text in about.split("; ") if not text.startswith("node ")]
+    return ", ".join([*rest, f"node {' '.join(nodes)}"] if nodes else rest)
 
 
 def simulate(settings: Settings, count: int, cpus: int, gpus: int) -> list[Placed]:
     """Where the actors of an experiment land on `count` made-up machines."""
     with machines(count, cpus, gpus) as numbers:
-        made = plan_for(settings, runtime.cluster())
-        landed = bundles_to_machines(made, numbers)
-    each = f"{made.cpus:g} CPU" + (f" + {made.gpus:g} GPU" if made.gpus else "")
-    rows = zip(landed, made.names, held(settings, made), strict=True)
+        plan = plan_for(settings, runtime.cluster())
+        landed = bundles_to_machines(plan, numbers)
+    rows = zip(landed, plan.names, held(settings, plan), strict=True)
     return [
-        Placed(machine, name.rpartition("/")[2], text, parameters, each)
+        Placed(machine, name.rpartition("/")[2], text, parameters, reserves(plan))
         for machine, name, (text, parameters) in rows
     ]
 
@@ -130,8 +118,7 @@ def table(placed: list[Placed], count: int) -> str:
     rows = [("machine", "actor", "holds", "parameters", "reserves")]
     for p in sorted(placed, key=lambda p: p.machine):
         rows.append((str(p.machine), p.actor, p.holds, p.parameters, p.resources))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = ["  ".join(t.ljust(w) for t, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    lines = [columns(rows, str.ljust)]
     empty = sorted(set(range(1, count + 1)) - {p.machine for p in placed})
     if empty:
         lines.append(f"idle: machine {', '.join(map(str, empty))} (the plan does not need them)")

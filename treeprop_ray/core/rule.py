@@ -112,8 +112,8 @@ class Piece:
         return 1 / (rows[0].numel() * self.total)
 
 
-def cut(at: int | HeldOut, total: int, pieces: int) -> list[Piece]:
+def cut(step: int | HeldOut, total: int, pieces: int) -> list[Piece]:
     """Cut the places 0..total-1 of a step's batch, or a held-out one, into nearly equal runs."""
     bounds = [total * i // pieces for i in range(pieces + 1)]
-    step, held = (at, None) if isinstance(at, int) else (at.word, at)
-    return [Piece(step, i, bounds[i], bounds[i + 1], total, held) for i in range(pieces)]
+    word, held = (step, None) if isinstance(step, int) else (step.word, step)
+    return [Piece(word, i, bounds[i], bounds[i + 1], total, held) for i in range(pieces)]

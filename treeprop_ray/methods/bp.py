@@ -10,7 +10,7 @@ from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host
 from treeprop_ray.hosts.chain import ChainHost
-from treeprop_ray.methods.base import Job, Resident, register
+from treeprop_ray.methods.base import Job, Resident
 from treeprop_ray.methods.blocks import BlockMethod
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.chain import one_chain_step
@@ -93,6 +93,3 @@ class Backpropagation(ChainMethod):
             head_blocks=int(settings.model.output_block),
             perplexity=settings.model.name == "gpt",
         )
-
-
-BP = register(Backpropagation())

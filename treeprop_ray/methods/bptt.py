@@ -15,7 +15,7 @@ from treeprop_ray.data import Which
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host
 from treeprop_ray.hosts.time import BpttHost, TimeHost
-from treeprop_ray.methods.base import Crew, Job, Method, Resident, register
+from treeprop_ray.methods.base import Crew, Job, Method, Resident
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import READOUT, TimeBlueprint, TimeNetwork, cell_name
 from treeprop_ray.schedule.ops import Call, Layout
@@ -108,7 +108,3 @@ class Bptt(TimeMethod):
         deployed = frozenset(self.part_names(settings))
         terms, paths = {0: {"ce": 1.0}}, {"full": tree.chain}
         return Outline(tree, paths, terms, deployed, tree.N, "depth", True, 1)
-
-
-BPTT = register(Bptt("bptt"))
-BPTT_FUSED = register(Bptt("bptt_fused"))

@@ -15,7 +15,7 @@ from treeprop_ray.data import Views
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host, StepReport
 from treeprop_ray.hosts.cff import CffHost
-from treeprop_ray.methods.base import Crew, Job, register
+from treeprop_ray.methods.base import Crew, Job
 from treeprop_ray.methods.bp import ChainMethod
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.cff import one_cff_step
@@ -113,6 +113,3 @@ class ForwardForward(ChainMethod):
             asked.append(crew.ask(owner[STEM], CffHost.validation_loss, z, y))
         losses: Sequence[float] = crew.get(asked)
         return float(sum(losses) / len(losses))
-
-
-CFF = register(ForwardForward())

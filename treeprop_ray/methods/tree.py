@@ -11,7 +11,7 @@ from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.tree import TreeHost
-from treeprop_ray.methods.base import Job, Resident, register
+from treeprop_ray.methods.base import Job, Resident
 from treeprop_ray.methods.blocks import BlockMethod
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.ops import Call
@@ -127,6 +127,3 @@ def block_applications(rule: Rule, tree: Tree) -> int:
     rights = inner if rule.node_weight[1] > 0 or rule.beta > 0 else 0
     heads = sum(rule.asks_head(tree, n) for n in tree.spine)
     return (len(tree.nodes) + rights + heads) * rule.mc_samples
-
-
-TREE = register(TreeProp())

@@ -12,7 +12,7 @@ from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host
 from treeprop_ray.hosts.time import DepthHost, ReadoutHost, WholeTreeHost
-from treeprop_ray.methods.base import Job, Resident, register
+from treeprop_ray.methods.base import Job, Resident
 from treeprop_ray.methods.bptt import TimeMethod
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import READOUT, cell_name, part_names
@@ -119,6 +119,3 @@ def time_rule(settings: Settings) -> TimeRule:
 def windows_of(settings: Settings) -> list[Window]:
     """The windows of a run."""
     return windows(settings.time.depth, settings.time.shards, settings.time.sweeps)
-
-
-TREE_TIME = register(TreePropThroughTime())
