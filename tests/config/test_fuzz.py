@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from treeprop_ray import config, train
+from treeprop_ray.run.trainer import Trainer
 
 FIELDS = {key: (f, value) for key, f, value in config.walk(config.Settings())}
 GROUPS = sorted({key.partition(".")[0] for key in FIELDS if "." in key})
@@ -117,7 +118,7 @@ def assert_bad_input(*words: str) -> None:
 def nothing_trains() -> Iterator[None]:
     """A case that slips through must fail the test, not start to train."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.Trainer, "train", lambda self: pytest.fail("was taken for good"))
+        patch.setattr(Trainer, "train", lambda self: pytest.fail("was taken for good"))
         yield
 
 

@@ -107,7 +107,7 @@ def test_perplexity_does_not_depend_on_the_scoring_batch() -> None:
 
     from treeprop_ray.core.network import TreeNetwork
     from treeprop_ray.core.tree import Tree
-    from treeprop_ray.engine.base import score_network
+    from treeprop_ray.inference.paths import score_network
     from treeprop_ray.models import blueprint
 
     settings = config.load(TINY)

@@ -11,7 +11,8 @@ import torch
 from conftest import engine_of
 
 from treeprop_ray import config, data
-from treeprop_ray.engine.base import Engine, StepReport
+from treeprop_ray.engine import Engine
+from treeprop_ray.hosts.base import StepReport
 
 STEPS = 5
 ROUGH = ["model.activation=tanh", "alpha=1", "beta=0.5", "sigma=0.05", "clip=0.05",

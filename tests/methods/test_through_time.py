@@ -417,7 +417,8 @@ def test_a_run_is_scored_exported_and_holds_its_permutation(
     of_run = config.load_file(folder / "config.yaml")
     samples = data.load(of_run)
     x = samples.inputs(samples.test.x[:7])
-    deployed = TimeNetwork.of(of_run, samples, newest(folder).weights).chain()
+    network = methods.of(of_run).assemble(of_run, samples.shape, newest(folder).weights)
+    deployed = network.chain()
     program = torch.export.load(folder / "export" / "full" / "model.pt2").module()
     torch.testing.assert_close(program(x), deployed(x))
     from safetensors.torch import load_file

@@ -21,8 +21,10 @@ from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Shape, Split
 from treeprop_ray.data.images import unit_scale
-from treeprop_ray.engine.base import Engine, StepReport, score_network
+from treeprop_ray.engine import Engine
+from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.inference import adaptive
+from treeprop_ray.inference.paths import score_network
 from treeprop_ray.models import blueprint
 
 Command = Callable[..., Result]

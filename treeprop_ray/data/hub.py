@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, first_line
 
 
 def find_root(root: str | None) -> Path | None:
@@ -70,9 +70,8 @@ def load_split(repo: str, split: str, root: str | None, config: str | None = Non
         raise
     except Exception as e:
         where = f"not under {found}" if found else "no local root is set"
-        reason = (str(e).splitlines() or [repr(e)])[0]
         raise UserError(
-            f"data set {repo}: {where}, and the hub gave: {reason}; "
+            f"data set {repo}: {where}, and the hub gave: {first_line(e)}; "
             f"either set data.root (or TREEPROP_DATA) to a folder that holds {repo}, "
             "or run once where the Hugging Face hub can be reached"
         ) from e

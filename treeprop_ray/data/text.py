@@ -20,7 +20,7 @@ from torch import Tensor
 from treeprop_ray.core.network import Shape
 from treeprop_ray.data.hub import cache_folder, find_root, load_split, prepare_offline
 from treeprop_ray.data.sets import DataSet, Split
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Data
@@ -74,7 +74,7 @@ class GPT2Bytes:
         except Exception as e:
             raise UserError(
                 f"data.tokenizer=gpt2: {GPT2} is not under data.root (or TREEPROP_DATA), and the "
-                f"hub gave: {(str(e).splitlines() or [repr(e)])[0]}"
+                f"hub gave: {first_line(e)}"
             ) from e
         if len(self.bpe) != self.size:
             raise UserError(

@@ -255,9 +255,11 @@ def checked(settings: Settings) -> Settings:
     return settings
 
 
-def fresh_parts(settings: Settings, shape: Shape, names: Sequence[str]) -> dict[str, nn.Module]:
+def fresh_parts(
+    method: Method, settings: Settings, shape: Shape, names: Sequence[str]
+) -> dict[str, nn.Module]:
     """Parts of the network that the settings name."""
-    return of(settings).network(settings, shape).parts(names, settings.seed, shape.dtype)
+    return method.network(settings, shape).parts(names, settings.seed, shape.dtype)
 
 
 def batches_of(settings: Settings) -> Batches:
@@ -277,7 +279,7 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
         rule=method.rule(settings, recipe.family, data.labels_per_sample),
         optimizer=method.optimizer(settings, tree, total_steps),
         total_steps=total_steps,
-        parts=partial(fresh_parts, settings, data.shape),
+        parts=partial(fresh_parts, method, settings, data.shape),
         batches=(
             partial(batches_of, settings)
             if settings.engine == "ray"

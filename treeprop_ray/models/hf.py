@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from treeprop_ray.models.gpt import Block, Embedding, Head
@@ -65,8 +66,6 @@ def state_of(chain: nn.Sequential, model: Model) -> tuple[dict[str, Any], dict[s
 
 def write(chain: nn.Sequential, model: Model, folder: Path) -> None:
     """config.json and model.safetensors for `GPT2LMHeadModel.from_pretrained(folder)`."""
-    from safetensors.torch import save_file
-
     about, state = state_of(chain, model)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})

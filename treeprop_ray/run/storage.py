@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from treeprop_ray.errors import UserError
+import fsspec.core
+from fsspec.implementations.local import LocalFileSystem
+
+from treeprop_ray.errors import UserError, first_line
 
 MANIFEST = "manifest.json"  # written last
 
@@ -148,14 +151,10 @@ def storage_at(place: Storage | Path | str) -> Storage:
         return place
     if isinstance(place, Path):
         return Disk(place)
-    import fsspec.core
-    from fsspec.implementations.local import LocalFileSystem
-
     try:
         fs, root = fsspec.core.url_to_fs(place)
     except Exception as e:  # an unknown protocol, or one whose package is not installed
-        reason = (str(e).strip().splitlines() or [repr(e)])[0]
-        raise UserError(f"storage={place}: not a folder or an fsspec URL: {reason}") from e
+        raise UserError(f"storage={place}: not a folder or an fsspec URL: {first_line(e)}") from e
     return Disk(Path(root)) if isinstance(fs, LocalFileSystem) else Remote(fs, root, place)
 
 
