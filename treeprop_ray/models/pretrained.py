@@ -154,8 +154,8 @@ class TreeNetwork(core.TreeNetwork):
         """A tree over the layers of a Hugging Face model: its name, a folder, or the model itself.
 
         Auxiliary blocks start as copies of the layer in the middle of their interval (`middle`) or
-        as freshly initialised layers (`fresh`). With `padding=True` attention leaves out tokens that
-        are padding by the config. Known models: GPT-2, Llama, BERT, RoBERTa, ViT.
+        as freshly initialised layers (`fresh`). With `padding=True` attention leaves out what is
+        padding by the config. Known models: GPT-2, Llama, BERT, RoBERTa, ViT.
         """
         if auxiliary not in AUXILIARY:
             raise UserError(f"auxiliary={auxiliary}: one of {', '.join(AUXILIARY)}")

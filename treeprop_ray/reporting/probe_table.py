@@ -49,7 +49,7 @@ def write(runs: Sequence[str], out: str, keep: Sequence[str] = ()) -> Path:
         "the bound at the means that training passes on; `F`, `nll`, `gap`: the bound by draws, "
         "-log p(y|x) by importance sampling, their difference; `leak`: cross-entropy of the clean "
         "spine path minus that of the tree at "
-        "the finest spine node. Nats per label. `treeprop_ray/probe_row.py` defines every column.",
+        "the finest spine node. Nats per label. `treeprop_ray/hosts/probe_row.py` defines every column.",
         "",
         *sections,
         f"{LAST_LINE} `python -m treeprop_ray.probe mode=table {kept}run=[{','.join(runs)}] "
