@@ -24,8 +24,9 @@ log_every eval_every eval_test checkpoint_every storage keep_last keep_best
 MAY_DIFFER = """
 name out fresh engine device threads log_every checkpoint_every keep_last keep_best epochs steps
 data.root experiment placement hosts cpus_per_actor gpus_per_actor strategy transport in_flight
-timeline_steps snapshot_every max_failures wave_timeout storage recompute compile compile_backend eval_test ray.address
-ray.num_cpus ray.dashboard resume_with_changes probe.every probe.batches probe.draws time.shards
+timeline_steps snapshot_every max_failures wave_timeout storage recompute eval_test ray.address
+compile compile_backend ray.num_cpus ray.dashboard resume_with_changes
+probe.every probe.batches probe.draws time.shards
 """
 
 

@@ -334,6 +334,25 @@ def trains(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
+class OwnModules:
+    """The modules of a network that is at hand, as a recipe."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
+        self.parts = parts
+
+    def __call__(self, names: Sequence[str]) -> dict[str, nn.Module]:
+        return {name: self.parts[name] for name in names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where modules of transformers arrive, torchvision must be importable before them."""
+        homes = {type(m).__module__ for part in self.parts.values() for m in part.modules()}
+        if any(home.startswith("transformers") for home in homes):
+            from treeprop_ray.data.vision import prepared
+
+            return prepared, (OwnModules, self.parts)
+        return OwnModules, (self.parts,)
+
+
 def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job over the modules of a network and data that is at hand."""
     method, batches = of(settings), Batches(data, settings.step_samples, settings.seed)
@@ -351,7 +370,7 @@ def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_step
         rule=replace(rule, still=method.still(network.tree, trained)),
         optimizer=method.optimizer(settings, network.tree, total_steps).tried(),
         total_steps=total_steps,
-        parts=lambda names: {name: parts[name] for name in names},
+        parts=OwnModules(parts),
         batches=lambda: batches,
         shape=data.shape,
         stem_trains=edge_name(STEM) in trained,
