@@ -52,11 +52,16 @@ def fit(
             split = "test" if key == "eval_test" else "validation"
             raise UserError(f"{key}={settings[key]}: needs {split}=(x, y)")
     data = data_of(x, y, validation, test)
-    steps = chosen.epochs * data.steps_per_epoch(chosen.batch)
+    steps = chosen.epochs * data.steps_per_epoch(chosen.step_samples)
     job = methods.job_over(network, chosen, data, min(chosen.steps or sys.maxsize, steps))
     folder = RunFolder(chosen) if "name" in settings or "out" in settings else None
     trainer = Trainer(job, folder, [*(standard(chosen) if folder else []), *callbacks])
-    trainer.train()
+    trains = [(p, p.requires_grad) for p in network.parameters()]
+    try:
+        trainer.train()
+    finally:
+        for p, mode in trains:  # `freeze` is for this call alone
+            p.requires_grad_(mode)
     for name, module in named(network.cpu().parts()).items():
         if mine := part_state(trainer.weights, name):  # backpropagation has no auxiliary blocks
             module.load_state_dict(mine)
