@@ -26,7 +26,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [  # (file, line, change, tests)
     ("core/tree.py", "return (l + r) // 2", "return (l + r + 1) // 2", SCHEDULE),
     ("core/tree.py", "return r - 2 ** ((r - l - 1).bit_length() - 1)",
      "return r - 2 ** max(0, (r - l - 1).bit_length() - 2)", SCHEDULE),
-    ("core/tree.py", "return node.r == self.N", "return node.r >= self.N - 1", SCHEDULE),
+    ("core/tree.py", "return node.r == self.N", "return node.n == self.N - 1", SCHEDULE),
     ("core/tree.py", "return self.r - self.l == 2", "return self.r - self.l <= 3", SCHEDULE),
     ("core/rule.py", "return 1 / (rows[0].numel() * self.total)", "return 1 / self.total", CORE),
     ("core/rule.py", "return stem_trains if node.l == 0 else not self.detach_levels",
