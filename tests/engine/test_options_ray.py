@@ -51,10 +51,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*TANH, "recompute=true", "optimizer=own_optim:counting", "schedule=own_optim:halves"],
         ["init_from=source", "init_strict=false", "betas=[0.8,0.9]", "freeze=[0..3]"],
         [*TANH, "compile=true", "compile_backend=aot_eager", "accumulate=2"],
+        [*TANH, "precision=fp16", "microbatches=2", "probe.every=3", "probe.batches=1"],
         ["method=bp", "freeze=[0..4]", "accumulate=2", "init_from=source"],
         ["method=cff", "freeze=[0..2]", "cff.head_share=0.4", "init_from=source"],
     ],
-    ids=["freeze", "muon", "recompute", "init_from", "compile", "bp", "cff"],
+    ids=["freeze", "muon", "recompute", "init_from", "compile", "fp16", "bp", "cff"],
 )
 def test_actors_equal_one_process(
     words: list[str], source: Path, tmp_path: Path, command: Callable[..., Any]

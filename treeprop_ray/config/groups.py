@@ -114,7 +114,10 @@ class Machines:
         resumable=True,
     )
     precision: str = opt(
-        "float32", "bf16 = autocast of the blocks", choices=["float32", "bf16", "float64"]
+        "float32",
+        "bf16, fp16: autocast of the blocks; fp16 with a loss scale that halves when a gradient "
+        "overflows (the step is left out) and doubles after 2000 steps",
+        choices=["float32", "bf16", "fp16", "float64"],
     )
     threads: int = opt(1, "torch threads per process", low=1, high=1024, resumable=True)
     microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)

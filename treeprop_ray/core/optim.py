@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from treeprop_ray.config.names import dotted, imported
-from treeprop_ray.errors import UserError, first_line
+from treeprop_ray.errors import TrainingError, UserError, first_line
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Settings
 
+GROWTH = 2000  # steps with finite gradients before a loss scale doubles
+SCALE = "scale/loss/"  # begins the names of its numbers in a state
 NUMBER = "#"  # ends the names of slots that are no tensors
 
 
@@ -39,6 +41,7 @@ class OptimizerRule:
     eps: float = 1e-8
     decay_norms: bool = True  # weight decay on parameters with fewer than two dimensions too
     ends: tuple[str, ...] = ()  # muon: parts at the ends of the network, which have adamw
+    scaled: bool = False  # fp16: gradients are those of a scaled loss
 
     @classmethod
     def of(cls, settings: Settings, total_steps: int) -> OptimizerRule:
@@ -47,6 +50,7 @@ class OptimizerRule:
         return cls(
             s.optimizer, s.lr, s.weight_decay, s.momentum, s.schedule, s.warmup, s.clip,
             total_steps, betas=(s.betas[0], s.betas[1]), eps=s.eps, decay_norms=s.decay_norms,
+            scaled=s.precision == "fp16",
         )  # fmt: skip
 
     def lr_at(self, step: int) -> float:
@@ -72,8 +76,13 @@ class OptimizerRule:
 
     @property
     def clips_globally(self) -> bool:
-        """Whether a step needs the gradient norms of all hosts."""
+        """Whether the norm of all gradients together is clipped."""
         return self.clip > 0 and not self.clip_each
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether a step needs the gradient norms of all hosts: all leave out the same steps."""
+        return self.clips_globally or self.scaled
 
     def kind_of(self, part: str, parameter: nn.Parameter) -> str:
         """The optimizer of a parameter: muon is for the matrices of blocks."""
@@ -135,6 +144,34 @@ def own_factor(schedule: str, step: int, total_steps: int) -> float:
     return factor
 
 
+class LossScale:
+    """fp16: the factor on every loss. All hosts see the same norms, so they agree on it."""
+
+    def __init__(self, scaled: bool) -> None:
+        self.value = 2.0**16 if scaled else 1.0
+        self.steps = 0  # since it has changed
+
+    def update(self, fine: bool) -> None:
+        """After a step, by whether all its gradients were finite."""
+        self.steps = self.steps + 1 if fine else 0
+        if not fine:
+            self.value /= 2
+        elif self.steps == GROWTH:
+            self.value, self.steps = self.value * 2, 0
+        if self.value < 1:
+            raise TrainingError("precision=fp16: gradients are not finite at any loss scale")
+
+    def state(self) -> dict[str, Tensor]:
+        """As slots of an optimizer."""
+        numbers = {"value": self.value, "steps": self.steps}
+        return {SCALE + k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take the numbers out of a state that has them."""
+        if SCALE + "value" in state:
+            self.value, self.steps = float(state[SCALE + "value"]), int(state[SCALE + "steps"])
+
+
 class PartOptimizer:
     """Torch optimizers over several parts, whose state is read and written part by part.
 
@@ -144,7 +181,7 @@ class PartOptimizer:
     def __init__(
         self, parts: Mapping[str, nn.Module], rule: OptimizerRule, first: str = ""
     ) -> None:
-        self.rule = rule
+        self.rule, self.scale = rule, LossScale(rule.scaled)
         self.params = own_parameters(parts, first)
         ahead = [name for name in self.params if name == first]
         rest = [name for name in self.params if name != first]
@@ -198,20 +235,32 @@ class PartOptimizer:
         self, step: int, square_norms: Iterable[Mapping[str, float]] | None
     ) -> list[Callable[[], None]]:
         """The update of the part that goes first, and that of the others."""
-        norm = None
-        if self.rule.clips_globally:
+        norm, scale = None, self.scale.value
+        if self.rule.exchanges:
             assert square_norms is not None
             norm = global_norm(square_norms)
-        return [partial(self._update, step, norm, *turn) for turn in self.optimizers]
+        if norm is not None and self.rule.scaled:
+            self.scale.update(fine := math.isfinite(norm))
+            if not fine:
+                return [self._leave_out]
+        return [partial(self._update, step, norm, scale, *turn) for turn in self.optimizers]
+
+    def _leave_out(self) -> None:
+        """A step without an update."""
+        for p in self.owner:
+            p.grad = None
 
     def _update(
         self,
         step: int,
         norm: float | None,
+        scale: float,
         parts: Sequence[str],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        if norm is not None:
+        if scale != 1:
+            torch._foreach_mul_(self._gradients(parts), 1 / scale)
+        if norm is not None and self.rule.clips_globally:
             self._clip(parts, norm)
         elif self.rule.clip > 0:
             squares = self.square_norms(parts)
@@ -227,15 +276,16 @@ class PartOptimizer:
     def _clip(self, parts: Iterable[str], norm: float) -> None:
         """Shrink the gradients of some parts, whose norm is given, to the norm `clip`."""
         if norm > self.rule.clip:
-            grads = [
-                p.grad for name in parts for p in self.params[name].values() if p.grad is not None
-            ]
-            torch._foreach_mul_(grads, self.rule.clip / norm)
+            torch._foreach_mul_(self._gradients(parts), self.rule.clip / norm)
+
+    def _gradients(self, parts: Iterable[str]) -> list[Tensor]:
+        params = (p for name in parts for p in self.params[name].values())
+        return [p.grad for p in params if p.grad is not None]
 
     def state(self) -> dict[str, Tensor]:
         """Optimizer state as `edge/parameter/slot` tensors; a number is one of no dimension."""
         self._check_groups()
-        return {
+        slots = {
             f"{edge}/{name}/{slot}{NUMBER * (not isinstance(value, Tensor))}": _as_tensor(
                 slot, value
             )
@@ -244,6 +294,7 @@ class PartOptimizer:
             for slot, value in self.owner[p].state.get(p, {}).items()
             if value is not None
         }
+        return slots | self.scale.state() if self.rule.scaled else slots
 
     def _check_groups(self) -> None:
         """What an optimizer keeps in its groups belongs to no part, so it could not be stored."""
@@ -257,6 +308,7 @@ class PartOptimizer:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the slots of the own parts out of `state`; parts without slots start anew."""
+        self.scale.load(state)
         slots: dict[tuple[str, str], dict[str, Tensor]] = {}
         for key, value in state.items():
             edge, name, slot = key.split("/")

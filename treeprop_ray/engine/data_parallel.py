@@ -68,7 +68,7 @@ class DataParallelEngine(LocalEngine):
             last = piece is pieces[-1]
             with contextlib.nullcontext() if last else self.model.no_sync():
                 loss = self.model(x[rows], y[rows], own)
-                (loss * self.workers).backward()
+                (loss * self.workers * self.host.scale()).backward()
             self.host.note(self.tree.N, "ce", loss)
 
     def _step(self, step: int, report: bool) -> None:
@@ -78,7 +78,7 @@ class DataParallelEngine(LocalEngine):
             total = terms["ce"].detach().clone()
             distributed.all_reduce(total)
             terms["ce"] = total
-        self._last = self.host.report(step, norms=report or self.job.optimizer.clip > 0)
+        self._last = self.host.report(step, norms=report or self._needs_norms)
         self.host.apply(step, [self._last.square_norms])
 
     def _score(

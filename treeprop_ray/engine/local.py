@@ -39,8 +39,12 @@ class LocalEngine(Engine):
 
     def _step(self, step: int, report: bool) -> None:
         self.gradients(step)
-        self._last = self.host.report(step, norms=report or self.job.optimizer.clip > 0)
+        self._last = self.host.report(step, norms=report or self._needs_norms)
         self.host.apply(step, [self._last.square_norms])
+
+    @property
+    def _needs_norms(self) -> bool:
+        return self.job.optimizer.clip > 0 or self.job.optimizer.scaled
 
     def _reports(self) -> list[StepReport]:
         return [self._last]

@@ -62,7 +62,7 @@ class RayEngine(Engine):
             plan,
             roles,
             calls,
-            clip=job.optimizer.clips_globally,
+            clip=job.optimizer.exchanges,
             in_flight=settings.in_flight,
             transport=settings.transport,
             wave_timeout=settings.wave_timeout,

@@ -29,6 +29,7 @@ from treeprop_ray.schedule.ops import Call, Op
 
 Held = dict[str, Tensor | None]  # tensors by name (schedule/); an adjoint may be absent
 Verb = Callable[[Op, Held, Piece], None]
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Result = TypeVar("Result")
 State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), keyed by part
 
@@ -61,7 +62,7 @@ class Host:
     leads = ""  # the part whose update goes ahead of the others'
 
     def __init__(self, share: Share) -> None:
-        self.device, self.bf16 = torch.device(share.device), share.precision == "bf16"
+        self.device, self.half = torch.device(share.device), HALF.get(share.precision)
         self.parts = {name: m.to(self.device).train() for name, m in share.parts.items()}
         self.optimizer = PartOptimizer(self.parts, share.optimizer, self.leads)
         self.compiled = Compiled(self.parts.values(), share.backend) if share.backend else None
@@ -107,10 +108,14 @@ class Host:
         self.later.clear()
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """bf16: the products in bfloat16."""
-        if not self.bf16:
+        """bf16, fp16: the products in 16 bits."""
+        if self.half is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        return torch.autocast(self.device.type, self.half)
+
+    def scale(self) -> float:
+        """The factor on all losses (fp16)."""
+        return self.optimizer.scale.value
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -176,9 +181,12 @@ class Host:
                     raise TrainingError(f"loss {name}={value} at {self.where(place)}, step {step}")
                 report.losses.setdefault(place, {})[name] = value
         if norms:
-            report.square_norms = self.optimizer.square_norms()
+            report.square_norms = {
+                part: value / self.scale() ** 2
+                for part, value in self.optimizer.square_norms().items()
+            }
             for part, value in report.square_norms.items():
-                if not math.isfinite(value):
+                if not math.isfinite(value) and not self.optimizer.rule.scaled:
                     raise TrainingError(f"gradient of {self.part_at(part, value)}, step {step}")
         return report
 

@@ -98,7 +98,7 @@ class CffHost(BlockHost):
         out, labels = self.outs.pop(op.n), there(held, "y")
         loss, clamped = contrastive_loss(out, labels, self.margin[op.n], self.tau)
         if loss.requires_grad:  # a frozen layer only tells its loss
-            loss.backward()
+            loss.backward(torch.full_like(loss, self.scale()))
         self.note(op.n, "contrast", loss)
         self.note(op.n, "clamped", clamped)
 
@@ -110,7 +110,7 @@ class CffHost(BlockHost):
         loss_of = partial(head_loss, self.parts[edge_name(head)], labels=labels, piece=piece)
         loss = self.run_block(loss_of, z, self._seed(head, piece))
         if loss.requires_grad:
-            loss.backward()
+            loss.backward(torch.full_like(loss, self.scale()))
         self.note(self.tree.N, "ce", loss)
 
     def _layers_learn(self, piece: Piece) -> bool:

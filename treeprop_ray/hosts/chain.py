@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -97,7 +98,7 @@ class ChainHost(BlockHost):
         labels = there(held, "y")
         loss_of = partial(head_loss, self.parts[edge_name(head)], labels=labels, piece=piece)
         loss = self.run_part(head, leaf, piece, loss_of)
-        loss.backward()
+        loss.backward(torch.full_like(loss, self.scale()))
         self.note(self.tree.N, "ce", loss)
         held[op.writes[0]] = leaf.grad
 

@@ -38,12 +38,13 @@ class TreeHost(BlockHost):
                 stem_trains,
                 self.run_block,
                 self.go_back,
+                self.scale,
             )
             self.losses[n] = self.nodes[n].losses
         self.boundary: Boundary | None = None
         if share.batches is not None:
             stem, head = (self.parts[edge_name(edge)] for edge in (STEM, tree.head))
-            self.boundary = Boundary(tree, stem, head, rule, self.run_block)
+            self.boundary = Boundary(tree, stem, head, rule, self.run_block, self.scale)
             for n, losses in self.boundary.losses.items():  # the head's terms of a spine node
                 self.losses[n] = losses
                 if n in self.nodes:

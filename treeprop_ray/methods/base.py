@@ -163,6 +163,11 @@ class Method(ABC):
                 "recompute=true: is for method=tree and bp over blocks, not "
                 f"method={settings.method} model.name={settings.model.name}"
             )
+        if settings.precision == "fp16" and self.over_time:
+            raise UserError(
+                f"precision=fp16: is for networks of blocks, not model.name={settings.model.name}; "
+                "use bf16"
+            )
         if settings.compile and self.over_time:
             raise UserError(
                 f"compile=true: is for networks of blocks, not model.name={settings.model.name}"

@@ -21,6 +21,7 @@ from treeprop_ray.core.network import (
 from treeprop_ray.core.scoring import Score
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.data import Which, load
+from treeprop_ray.hosts.base import HALF
 from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.methods.base import Crew, Method
 from treeprop_ray.models import blueprint
@@ -51,7 +52,7 @@ class BlockMethod(Method):
         for name, module in named(network.parts()).items():
             if mine := part_state(weights, name):
                 module.load_state_dict(mine)
-        network.bf16 = settings.precision == "bf16"
+        network.cast = HALF.get(settings.precision)
         return network
 
     def owners(self, tree: Tree, plan: Plan) -> dict[Edge, int]:
