@@ -77,7 +77,8 @@ def run(settings: ExportSettings) -> None:
         about = {
             "experiment": of_run.experiment, "run": point.meta, "path": path, "data": samples.name,
         }  # fmt: skip
-        write(network.path(path), samples.inputs(samples.test.x[:2]), folder, about)
+        some = samples.read("test", slice(0, 2)) if len(samples.test) else samples.example
+        write(network.path(path), samples.inputs(some.x), folder, about)
         if isinstance(network, TimeNetwork) and path == network.tree.chain:
             write_torch_gru(network, folder)
     print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir()))} to {folder}")

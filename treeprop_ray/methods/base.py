@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from treeprop_ray.config import Settings, recurrent
+from treeprop_ray.config import Settings, dotted, recurrent
 from treeprop_ray.core.network import Shape, TreeNetwork, named
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import Rule
@@ -99,6 +99,8 @@ class Job:
     sizes: Mapping[str, int]  # samples of each split
     splits: Mapping[str, int]  # evaluation batches of each split
     permutation: Tensor | None = None  # the order in which sequences read their numbers
+    resumes: bool = True  # whether a stored run goes on with the samples that come next
+    runs_tasks: bool = False  # whether reading the samples takes Ray tasks, and CPUs for them
 
     @property
     def places(self) -> int:
@@ -108,7 +110,7 @@ class Job:
     @property
     def per_epoch(self) -> int:
         """Steps of an epoch."""
-        return self.sizes["train"] // self.settings.batch
+        return self.sizes["train"] // self.settings.batch or self.total_steps
 
     def share(self, names: Sequence[str], plan: Plan, opens: bool) -> Share:
         """What a host of the plan is given."""
@@ -262,14 +264,25 @@ def fresh_parts(
     return method.network(settings, shape).parts(names, settings.seed, shape.dtype)
 
 
-def batches_of(settings: Settings) -> Batches:
+def batches_over(settings: Settings, total_steps: int, data: DataSet) -> Batches:
+    """The batches of data that is at hand."""
+    keep = settings.snapshot_every + settings.in_flight if settings.engine == "ray" else 0
+    return Batches(data, settings.batch, settings.seed, total_steps, keep)
+
+
+def batches_of(settings: Settings, total_steps: int) -> Batches:
     """Load the data where it is opened."""
-    return Batches(load(settings), settings.batch, settings.seed)
+    return batches_over(settings, total_steps, load(settings))
 
 
 def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job of settings; `data` gives shapes and counts, hosts load what they need themselves."""
     method = of(settings)
+    if not data.classes and not dotted(settings.model.name):
+        raise UserError(
+            f"data.classes=0: model.name={settings.model.name} must know how many classes "
+            f"{data.name} has; say it"
+        )
     recipe = method.network(settings, data.shape)
     tree = Tree(recipe.N, settings.split)
     return Job(
@@ -281,21 +294,23 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
         total_steps=total_steps,
         parts=partial(fresh_parts, method, settings, data.shape),
         batches=(
-            partial(batches_of, settings)
+            partial(batches_of, settings, total_steps)
             if settings.engine == "ray"
-            else partial(Batches, data, settings.batch, settings.seed)
+            else partial(batches_over, settings, total_steps, data)
         ),
         shape=data.shape,
         stem_trains=recipe.stem_trains,
         sizes=data.sizes,
         splits=data.batch_counts,
         permutation=data.permutation,
+        resumes=data.resumes,
+        runs_tasks=data.runs_tasks,
     )
 
 
 def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job over the modules of a network and data that is at hand."""
-    method, batches = of(settings), Batches(data, settings.batch, settings.seed)
+    method = of(settings)
     parts = named(network.parts())
     return Job(
         method=method,
@@ -305,10 +320,12 @@ def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_step
         optimizer=method.optimizer(settings, network.tree, total_steps),
         total_steps=total_steps,
         parts=lambda names: {name: parts[name] for name in names},
-        batches=lambda: batches,
+        batches=partial(batches_over, settings, total_steps, data),
         shape=data.shape,
         stem_trains=any(p.requires_grad for p in network.stem.parameters()),
         sizes=data.sizes,
         splits=data.batch_counts,
         permutation=data.permutation,
+        resumes=data.resumes,
+        runs_tasks=data.runs_tasks,
     )
