@@ -60,8 +60,7 @@ class Batches:
         self.data, self.batch, self.seed, self.steps = data, batch, seed, steps
         self.per_epoch = data.steps_per_epoch(batch)
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
-        stream = data.train if isinstance(data.train, Stream) else None
-        self._reader = Reader(stream, seed, keep) if stream else None
+        self._reader = Reader(data.train, seed, keep) if isinstance(data.train, Stream) else None
         self._ahead: Ahead[Any] | None = None  # a thread, once the first batch is asked for
 
     def __call__(self, step: int, view: int = 0) -> tuple[Tensor, Tensor]:
@@ -77,11 +76,9 @@ class Batches:
         if self._reader:
             part, self._reader.stands = self._read_ahead(self._reader, step)
             return part
-        return (
-            self._indexed(step)
-            if self.data.split("train").in_memory
-            else self._read_ahead(self._indexed, step)
-        )
+        if self.data.split("train").in_memory:
+            return self._indexed(step)
+        return self._read_ahead(self._indexed, step)
 
     def _indexed(self, step: int) -> Split:
         train = self.data.split("train")
@@ -109,6 +106,13 @@ class Batches:
             if self._ahead:
                 self._ahead.settle()
             self._reader.load(state)
+
+    def close(self) -> None:
+        """End the thread that reads, and the pass over a stream."""
+        if self._ahead:
+            self._ahead.close()
+        if self._reader:
+            self._reader.close()
 
     def get(self, which: Which) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a batch by its name."""

@@ -86,3 +86,8 @@ class Ahead(Generic[Batch]):
             future.cancel()
         self.under_way.clear()
         self.thread.submit(int).result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self.settle()
+        self.thread.shutdown()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
@@ -49,8 +50,8 @@ class Stream:
         )
         self.pristine = copy.deepcopy(source.state_dict()) if self.has_state else None
         self.example: Split | None = None
-        with drawing(0):
-            first = next(self._parts(), None)
+        with drawing(0), closing(self._parts()) as parts:
+            first = next(parts, None)
         if first is None or not len(first):
             raise UserError(f"{what}: has no samples")
         self.example = first.take(slice(0, 1))
@@ -61,6 +62,8 @@ class Stream:
 
     def __len__(self) -> int:
         """Samples of a pass that come in whole batches; 0 where it is not known."""
+        if self.runs_tasks:
+            return 0  # to count its samples may mean to read them all
         try:
             if self.is_loader and self.source.batch_size is not None:
                 return len(self.source.sampler) // self.batch * self.batch
@@ -69,7 +72,7 @@ class Stream:
         except TypeError:
             return 0
 
-    def open(self, epoch: int, state: Any = None) -> Iterator[Split]:
+    def open(self, epoch: int, state: Any = None) -> Generator[Split, None, None]:
         """The batches of a pass; from `state` on, if there is one."""
         things: list[Any] = [self.source, getattr(self.source, "sampler", None)]
         for thing in things:
@@ -79,7 +82,7 @@ class Stream:
             self.source.load_state_dict(copy.deepcopy(state))
         return (part for part in self._parts() if len(part) == self.batch)
 
-    def _parts(self) -> Iterator[Split]:
+    def _parts(self) -> Generator[Split, None, None]:
         """Batches as they come; the last of a pass may be smaller."""
         size = self.batch or AT_ONCE
         if self.runs_tasks:
@@ -166,7 +169,7 @@ class Reader:
         """`keep`: batches behind the one in use that stay in memory."""
         self.stream, self.seed, self.keep = stream, seed, keep + DEPTH + 1
         self.start = self.at = Position(0)
-        self.passing: Iterator[Split] | None = None  # the pass that is being read
+        self.passing: Generator[Split, None, None] | None = None  # the pass that is being read
         self.kept: dict[int, tuple[Split, Position]] = {}  # by step: batch, where it left us
         self.stands = self.start  # where training stands, behind what is read ahead
 
@@ -180,7 +183,14 @@ class Reader:
         return self.kept[step]
 
     def _go_to(self, position: Position) -> None:
-        self.at, self.passing = position, None
+        self.close()
+        self.at = position
+
+    def close(self) -> None:
+        """Let go of the stream and of what was read of it."""
+        if self.passing:
+            self.passing.close()
+        self.passing = None
         self.kept.clear()
 
     def _read(self) -> None:

@@ -60,6 +60,10 @@ class LocalEngine(Engine):
     def load(self, state: State, step: int = 0) -> None:
         self.host.load(*state)
 
+    def close(self) -> None:
+        if self.host.batches:
+            self.host.batches.close()
+
 
 def pick_device(device: str) -> str:
     """`auto` is a GPU when there is one."""
