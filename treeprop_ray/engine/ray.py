@@ -18,6 +18,7 @@ from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.base import Engine, Span
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.recovery import Recovery
+from treeprop_ray.engine.stream import StreamDriver
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.hosts.base import State, StepReport
 from treeprop_ray.methods import Job
@@ -74,13 +75,14 @@ class RayEngine(Engine):
                     calls=mine + more,
                     total=job.places,
                     pieces=settings.microbatches,
-                    direct=settings.transport != "store",
+                    direct=settings.transport not in ("store", "stream"),
                     threads=settings.threads,
                     keep_spans=(len(mine) + 2) * settings.timeline_steps,
                 )
             )
         self.plan = plan
-        self.driver = Driver(
+        kind = StreamDriver if settings.transport == "stream" else Driver
+        self.driver = kind(
             plan,
             roles,
             calls,

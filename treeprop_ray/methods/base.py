@@ -308,6 +308,25 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     )
 
 
+class OwnModules:
+    """The modules of a network that is at hand, as a recipe."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
+        self.parts = parts
+
+    def __call__(self, names: Sequence[str]) -> dict[str, nn.Module]:
+        return {name: self.parts[name] for name in names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where modules of transformers arrive, torchvision must be importable before them."""
+        homes = {type(m).__module__ for part in self.parts.values() for m in part.modules()}
+        if any(home.startswith("transformers") for home in homes):
+            from treeprop_ray.data.vision import prepared
+
+            return prepared, (OwnModules, self.parts)
+        return OwnModules, (self.parts,)
+
+
 def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job over the modules of a network and data that is at hand."""
     method = of(settings)
@@ -319,7 +338,7 @@ def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_step
         rule=method.rule(settings, network.family, data.labels_per_sample),
         optimizer=method.optimizer(settings, network.tree, total_steps),
         total_steps=total_steps,
-        parts=lambda names: {name: parts[name] for name in names},
+        parts=OwnModules(parts),
         batches=partial(batches_over, settings, total_steps, data),
         shape=data.shape,
         stem_trains=any(p.requires_grad for p in network.stem.parameters()),
