@@ -33,6 +33,7 @@ def fit(
     validation: Any = None,
     test: Any = None,
     columns: Sequence[str] | str | None = None,
+    epoch_steps: int = 0,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> TreeNetwork:
@@ -42,7 +43,9 @@ def fit(
     Dataset, IterableDataset or DataLoader, a Hugging Face Dataset or IterableDataset, or a
     `ray.data.Dataset`, of pairs (input, label) or with the names of two `columns`; or a mapping
     with `train`, `validation` and `test`. `validation=` and `test=` take the same kinds. A stream
-    is read in its own order, and one without a length needs `steps=`.
+    is read in its own order, and one without a length needs `steps=`, or `epoch_steps=`, the steps
+    that count as an epoch.
+
     Keywords are the settings of the train command (`epochs=20, lr=3e-4, alpha=1.0, beta=0.5,
     sigma=0.005, objective="node_all_ce", …`); nested ones as `weights={"right": 0.5}`. An epoch
     goes once through the samples in a new order, less an incomplete last batch. `name=` (or `out=`)
@@ -53,13 +56,13 @@ def fit(
     loader = splits["train"]
     if isinstance(loader, DataLoader) and loader.batch_size and "batch" not in settings:
         settings["batch"] = loader.batch_size
-    chosen = read_settings(network, settings)
+    chosen = read_settings(network, settings, epoch_steps)
     needs = {"probe": "validation", "eval_every": "validation", "eval_test": "test"}
     for key, split in needs.items():
         if key in settings and splits[split] is None:
             raise UserError(f"{key}={settings[key]}: needs {split}=(x, y)")
     samples = own_set(splits, columns_of("columns", columns), chosen.batch)
-    steps = samples.total_steps(chosen.batch, chosen.epochs, chosen.steps)
+    steps = samples.total_steps(chosen.batch, chosen.epochs, chosen.steps, epoch_steps)
     job = methods.job_over(network, chosen, samples, steps)
     folder = RunFolder(chosen) if "name" in settings or "out" in settings else None
     trainer = Trainer(job, folder, [*(standard(chosen) if folder else []), *callbacks])
@@ -82,7 +85,7 @@ def splits_of(data: Any, y: Any, validation: Any, test: Any) -> dict[str, Any]:
     return {"train": None, **splits}
 
 
-def read_settings(network: TreeNetwork, given: Mapping[str, Any]) -> Settings:
+def read_settings(network: TreeNetwork, given: Mapping[str, Any], epoch_steps: int = 0) -> Settings:
     """Keywords to checked settings; what the network says, or what needs a folder, is refused."""
     for key, value in given.items():
         root = key.partition(".")[0]
@@ -93,7 +96,8 @@ def read_settings(network: TreeNetwork, given: Mapping[str, Any]) -> Settings:
     if given.get("engine") == "train":
         raise UserError("engine=train: belongs to the train command; fit has local and ray")
     own = {
-        "experiment": "fit", "model": {"name": OWN}, "data": {"name": OWN},
+        "experiment": "fit", "model": {"name": OWN},
+        "data": {"name": OWN, "epoch_steps": epoch_steps},
         "family": network.family, "split": network.tree.split,
     }  # fmt: skip
     merged = config.merge(Settings, ("", OmegaConf.create({**own, **given})))

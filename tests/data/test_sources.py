@@ -80,6 +80,21 @@ def test_a_shuffling_loader_depends_on_the_seed_alone() -> None:
     assert not all(torch.equal(first[key], other[key]) for key in first)
 
 
+def test_a_stream_without_length_has_epochs_of_so_many_steps() -> None:
+    epochs: list[int] = []
+
+    class Count(Callback):
+        def on_epoch(self, run: Any, epoch: int, scores: Any) -> None:
+            epochs.append(epoch)
+
+    words = {"validation": MapStyle(), "callbacks": [Count()]}
+    by_epochs = trained(Plain(), steps=0, epochs=3, epoch_steps=4, **words)
+    assert epochs == [1, 2, 3]
+    assert_same(trained(Plain()), by_epochs)
+    with pytest.raises(UserError, match=r"data.epoch_steps=4: own knows that an epoch has 6"):
+        trained(MapStyle(), epoch_steps=4)
+
+
 def test_held_out_splits_are_scored_whatever_they_come_in() -> None:
     seen: list[float] = []
 

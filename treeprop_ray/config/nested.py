@@ -120,12 +120,15 @@ class Data:
     classes: int = opt(
         0, "own data: how many classes; 0 = as its labels or its features say", low=0, high=2**31
     )
+    epoch_steps: int = opt(
+        0, "steps that count as an epoch of a stream without length; 0 = all", low=0, resumable=True
+    )
 
     def check(self) -> None:
         """Only text has a tokenizer."""
         if self.tokenizer != "bytes" and self.name not in TEXTS and not dotted(self.name):
             raise UserError(f"data.tokenizer={self.tokenizer}: data.name={self.name} is no text")
-        for key in ("columns", "classes"):
+        for key in ("columns", "classes", "epoch_steps"):
             if getattr(self, key) and not dotted(self.name):
                 raise UserError(
                     f"data.{key}={getattr(self, key)}: is for own data, "

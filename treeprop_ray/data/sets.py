@@ -86,9 +86,15 @@ class DataSet:
             )
         return len(self.train) // batch
 
-    def total_steps(self, batch: int, epochs: int, steps: int) -> int:
-        """Steps of a run: so many epochs, or `steps` of them if that is less."""
+    def total_steps(self, batch: int, epochs: int, steps: int, epoch_steps: int) -> int:
+        """Steps of a run: so many epochs, or `steps` of them if that is less; `epoch_steps` is for
+        a stream that does not know its length."""
         per_epoch = self.steps_per_epoch(batch)
+        if per_epoch and epoch_steps:
+            raise UserError(
+                f"data.epoch_steps={epoch_steps}: {self.name} knows that an epoch has {per_epoch}"
+            )
+        per_epoch = per_epoch or epoch_steps
         if not (per_epoch or steps):
             raise UserError(f"steps=0: {self.name} is a stream of unknown length; say how many")
         return min(steps or sys.maxsize, epochs * per_epoch or sys.maxsize)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -87,6 +88,9 @@ class Stream:
         size = self.batch or AT_ONCE
         if self.runs_tasks:
             self.source.context.execution_options.preserve_order = True
+            self.source.context.enable_progress_bars = False
+            logging.getLogger("ray.data").setLevel(logging.WARNING)  # a pass is no news
+            logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
             batches = self.source.iter_torch_batches(batch_size=size)
             yield from map(self._split, batches)
         elif self.is_loader:

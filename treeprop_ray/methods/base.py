@@ -110,7 +110,8 @@ class Job:
     @property
     def per_epoch(self) -> int:
         """Steps of an epoch."""
-        return self.sizes["train"] // self.settings.batch or self.total_steps
+        known = self.sizes["train"] // self.settings.batch
+        return known or self.settings.data.epoch_steps or self.total_steps
 
     def share(self, names: Sequence[str], plan: Plan, opens: bool) -> Share:
         """What a host of the plan is given."""

@@ -64,7 +64,9 @@ class Trainer:
         """The run that the settings mean; `command` is recorded in its summary."""
         folder = RunFolder(settings, command)
         data = load(settings)
-        total_steps = data.total_steps(settings.batch, settings.epochs, settings.steps)
+        total_steps = data.total_steps(
+            settings.batch, settings.epochs, settings.steps, settings.data.epoch_steps
+        )
         return cls(job_of(settings, data, total_steps), folder, callbacks, writes)
 
     def train(self) -> dict[str, Any]:
