@@ -61,12 +61,18 @@ def fit(
     for key, split in needs.items():
         if key in settings and splits[split] is None:
             raise UserError(f"{key}={settings[key]}: needs {split}=(x, y)")
-    samples = own_set(splits, columns_of("columns", columns), chosen.batch)
-    steps = samples.total_steps(chosen.batch, chosen.epochs, chosen.steps, epoch_steps)
+    count = chosen.step_samples
+    samples = own_set(splits, columns_of("columns", columns), count, joined=count // chosen.batch)
+    steps = samples.total_steps(count, chosen.epochs, chosen.steps, epoch_steps)
     job = methods.job_over(network, chosen, samples, steps)
     folder = RunFolder(chosen) if "name" in settings or "out" in settings else None
     trainer = Trainer(job, folder, [*(standard(chosen) if folder else []), *callbacks])
-    trainer.train()
+    trains = [(p, p.requires_grad) for p in network.parameters()]
+    try:
+        trainer.train()
+    finally:
+        for p, mode in trains:  # `freeze` is for this call alone
+            p.requires_grad_(mode)
     for name, module in named(network.cpu().parts()).items():
         if mine := part_state(trainer.weights, name):  # backpropagation has no auxiliary blocks
             module.load_state_dict(mine)

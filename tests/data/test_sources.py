@@ -71,6 +71,13 @@ def test_a_loader_brings_its_batch_size_its_collation_and_its_order() -> None:
         trained(DataLoader(MapStyle(), 8), batch=16)
 
 
+def test_accumulation_joins_the_batches_of_a_loader() -> None:
+    words = {"steps": 6, "accumulate": 2}
+    joined = trained(DataLoader(MapStyle(), 8), **words)
+    assert_same(joined, trained(Plain(), **words))
+    assert_same(trained(MapStyle(), **words), trained(X, Y, **words))
+
+
 def test_a_shuffling_loader_depends_on_the_seed_alone() -> None:
     shuffled = [DataLoader(MapStyle(), 8, shuffle=True) for _ in range(3)]
     first = trained(shuffled[0], seed=1)

@@ -188,8 +188,10 @@ class Time:
 class Cff:
     """Contrastive forward-forward with margin (method=cff)."""
 
-    lr: float = opt(4e-3, "learning rate of the layers, in place of lr", above=0)
-    head_lr: float = opt(5e-4, "learning rate of the head, in place of lr", above=0)
+    lr: float = opt(4e-3, "learning rate of the layers, in place of lr", above=0, changeable=True)
+    head_lr: float = opt(
+        5e-4, "learning rate of the head, in place of lr", above=0, changeable=True
+    )
     head_share: float = opt(
         1 / 6,
         "share of all steps, the last, that train the head on frozen layers",

@@ -19,6 +19,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from treeprop_ray.core import factor
 from treeprop_ray.core.objective import correction_of, head_loss
@@ -106,13 +107,16 @@ class TreeNode:
         self.right_weight = rule.ce_weight(tree, node) if tree.is_spine(node) else right_weight
         # d(mu)/d(mu_fwd); the correction is a constant
         self.gain = 1.0 if rule.family == "bernoulli" else rule.alpha
+        # the graph of a node with children waits for their adjoints; that of others is used at once
+        waits = rule.recompute and not node.is_leaf
+        self.lifts = partial(checkpoint, left, use_reentrant=False) if waits else left
         self.losses = Losses()
         self.saved: dict[int, Saved] = {}
 
     def lift(self, z_l: Tensor, piece: Piece) -> Tensor:
         """Step 1. Returns mu_fwd."""
         z_l = z_l.detach().requires_grad_(self.wants_adj_l)
-        mu_fwd = self.run(self.left, z_l, self._key("left", piece))
+        mu_fwd = self.run(self.lifts, z_l, self._key("left", piece))
         self.saved[piece.index] = Saved(z_l, mu_fwd)
         return mu_fwd.detach()
 
@@ -178,7 +182,7 @@ class TreeNode:
         if saved.gradient is not None and self.right_weight > 0:
             weight = self.right_weight
             total = add(total, saved.gradient if weight == 1 else weight * saved.gradient)
-        if total is not None:
+        if total is not None and saved.mu_fwd.requires_grad:  # else nothing up to here trains
             self.back(saved.mu_fwd, total.to(saved.mu_fwd.dtype), saved.z_l)
         return saved.z_l.grad, saved.adj_r
 

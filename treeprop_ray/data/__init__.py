@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from treeprop_ray.config import Data, Settings, dotted, imported, recurrent
+from treeprop_ray.config import Settings, dotted, imported, recurrent
 from treeprop_ray.core.network import Shape
 from treeprop_ray.data import images, sequences, text
 from treeprop_ray.data.augment import AUGMENTS
@@ -24,8 +24,9 @@ __all__ = [
 SETS = {**images.SETS, **text.SETS, "adding": sequences.adding}
 
 
-def stored(data: Data, batch: int) -> tuple[DataSet, bool]:
+def stored(settings: Settings) -> tuple[DataSet, bool]:
     """The samples as they are stored, and whether their validation split is their own."""
+    data, count = settings.data, settings.step_samples
     if not dotted(data.name):
         return SETS[data.name](data), data.name in text.OWN_VALIDATION
     given = imported("data.name", data.name)(data)
@@ -33,7 +34,8 @@ def stored(data: Data, batch: int) -> tuple[DataSet, bool]:
         return given, False
     splits = given if isinstance(given, Mapping) else {"train": given}
     columns = columns_of("data.columns", data.columns)
-    own = replace(own_set(splits, columns, batch, data.classes), name=data.name)
+    own = own_set(splits, columns, count, data.classes, count // settings.batch)
+    own = replace(own, name=data.name)
     return own, splits.get("validation") is not None or isinstance(own.train, Stream)
 
 
@@ -43,7 +45,7 @@ def load(settings: Settings) -> DataSet:
     `data.name=package.module:factory` calls factory(settings.data), which gives a DataSet, or
     training samples of any kind (data/own.py), or a mapping of splits by name.
     """
-    data, own_validation = stored(settings.data, settings.batch)
+    data, own_validation = stored(settings)
     if recurrent(settings):
         data = sequences.as_sequences(data, 2**settings.time.depth, settings.data.permuted)
     limit, train, validation = settings.data.limit, data.train, data.validation

@@ -38,14 +38,21 @@ KINDS = (
 
 
 def own_set(
-    given: Mapping[str, Any], columns: Columns | None, batch: int, classes: int = 0
+    given: Mapping[str, Any],
+    columns: Columns | None,
+    batch: int,
+    classes: int = 0,
+    joined: int = 1,
 ) -> DataSet:
-    """Splits by name as a data set; "train" must be there, others may be absent or None."""
+    """Splits by name as a data set; "train" must be there, others may be absent or None.
+
+    `batch`: the samples of a step, `joined` of a loader's batches.
+    """
     unknown = [str(name) for name in given if name not in SPLITS]
     if unknown or given.get("train") is None:
         have = ", ".join(map(str, given)) or "nothing"
         raise UserError(f"data: splits must be named train, validation and test, not {have}")
-    train = source_of(given["train"], columns, batch, "train")
+    train = source_of(given["train"], columns, batch, "train", joined)
     classes = classes or classes_of(given["train"], columns, train)
     example = _example(train)
     targets(example.y, "train")
@@ -77,7 +84,9 @@ def held_out(given: Any, columns: Columns | None, what: str, example: Split) -> 
     return source
 
 
-def source_of(given: Any, columns: Columns | None, batch: int, what: str) -> Source | Stream:
+def source_of(
+    given: Any, columns: Columns | None, batch: int, what: str, joined: int = 1
+) -> Source | Stream:
     """What a user gave for a split; `batch` is for streams (0: whatever comes)."""
     if isinstance(given, TensorDataset) and columns is None and len(given.tensors) == 2:
         given = given.tensors
@@ -86,7 +95,7 @@ def source_of(given: Any, columns: Columns | None, batch: int, what: str) -> Sou
     if isinstance(given, tuple | list):
         return _arrays(given, columns, what)
     if isinstance(given, DataLoader) or is_ray_data(given) or _is_hf(given, "IterableDataset"):
-        return Stream(_chosen(given, columns, what), columns, batch, what)
+        return Stream(_chosen(given, columns, what), columns, batch, what, joined)
     if isinstance(given, IterableDataset):
         return Stream(given, columns, batch, what)
     if _is_hf(given, "Dataset") or isinstance(given, Dataset) or _is_map(given):

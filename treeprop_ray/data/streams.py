@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -37,13 +37,17 @@ def is_ray_data(source: Any) -> bool:
 class Stream:
     """A torch IterableDataset, a streaming Hugging Face set, a DataLoader, or Ray Data."""
 
-    def __init__(self, source: Any, columns: Columns | None, batch: int, what: str) -> None:
-        """`batch`: the samples of a batch; 0: whatever comes."""
+    def __init__(
+        self, source: Any, columns: Columns | None, batch: int, what: str, joined: int = 1
+    ) -> None:
+        """`batch`: the samples of a batch (0: whatever comes), `joined` of a loader's own."""
         self.source, self.columns, self.batch, self.what = source, columns, batch, what
         self.is_loader, self.runs_tasks = isinstance(source, DataLoader), is_ray_data(source)
-        size = source.batch_size if self.is_loader else None
-        if batch and size not in (None, batch):
-            raise UserError(f"batch={batch}: {what} is a DataLoader with batches of {size}")
+        self.joined = joined if self.is_loader else 1
+        self.size = batch // self.joined  # of what is read at once
+        own = source.batch_size if self.is_loader else None
+        if batch and own not in (None, self.size):
+            raise UserError(f"batch={self.size}: {what} is a DataLoader with batches of {own}")
         self.has_state = (
             hasattr(source, "state_dict")
             and hasattr(source, "load_state_dict")
@@ -69,7 +73,7 @@ class Stream:
             if self.is_loader and self.source.batch_size is not None:
                 return len(self.source.sampler) // self.batch * self.batch
             count = len(self.source)
-            return count * self.batch if self.is_loader else count
+            return count // self.joined * self.batch if self.is_loader else count
         except TypeError:
             return 0
 
@@ -81,11 +85,17 @@ class Stream:
                 thing.set_epoch(epoch)
         if state is not None:
             self.source.load_state_dict(copy.deepcopy(state))
-        return (part for part in self._parts() if len(part) == self.batch)
+        return self._whole()
+
+    def _whole(self) -> Generator[Split, None, None]:
+        """Batches of the full size, less what is left over at the end of a pass."""
+        whole = (part for part in self._parts() if len(part) == self.size)
+        while len(parts := list(islice(whole, self.joined))) == self.joined:
+            yield parts[0] if self.joined == 1 else joined_up(parts)
 
     def _parts(self) -> Generator[Split, None, None]:
         """Batches as they come; the last of a pass may be smaller."""
-        size = self.batch or AT_ONCE
+        size = self.size or AT_ONCE
         if self.runs_tasks:
             self.source.context.execution_options.preserve_order = True
             self.source.context.enable_progress_bars = False
@@ -107,8 +117,8 @@ class Stream:
                 f"{self.what}: a batch has inputs of shape {tuple(x.shape)} and labels of shape "
                 f"{tuple(y.shape)}; must be of the same number"
             )
-        if self.batch and len(x) > self.batch:
-            raise UserError(f"batch={self.batch}: {self.what} gave a batch of {len(x)}")
+        if self.size and len(x) > self.size:
+            raise UserError(f"batch={self.size}: {self.what} gave a batch of {len(x)}")
         return self._checked(Split(x, y))
 
     def _checked(self, part: Split) -> Split:
@@ -141,7 +151,12 @@ class Stream:
                         f"{self.what}: a stream of more than {most} samples (or without an end); "
                         "take a part of it, or give a set that can be indexed"
                     )
-        return Split(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+        return joined_up(parts)
+
+
+def joined_up(parts: Sequence[Split]) -> Split:
+    """Batches as one."""
+    return Split(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
 
 def _shuffles_in_a_buffer(source: Any) -> bool:

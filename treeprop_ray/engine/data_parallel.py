@@ -59,7 +59,7 @@ class DataParallelEngine(LocalEngine):
         """Loss and backward of this worker's places; gradients are averaged in the last piece."""
         mine = cut(step, self.job.places, self.workers)[self.rank]
         x, y = self.host.places(replace(mine, start=0, stop=mine.total))
-        count = self.job.settings.microbatches
+        count = self.job.settings.pieces
         pieces = cut(step, mine.stop - mine.start, count)
         for piece in pieces:
             rows = slice(mine.start + piece.start, mine.start + piece.stop)

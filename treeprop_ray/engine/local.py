@@ -33,7 +33,7 @@ class LocalEngine(Engine):
         self._run(self.calls, step)
 
     def _run(self, calls: Sequence[Call], at: int | HeldOut) -> None:
-        pieces = cut(at, self.job.places, self.job.settings.microbatches)
+        pieces = cut(at, self.job.places, self.job.settings.pieces)
         for call in calls:
             self.host.run(call, pieces[call.piece], {})
 
@@ -57,12 +57,15 @@ class LocalEngine(Engine):
     def state(self) -> State:
         return self.host.state()
 
-    def load(self, state: State, step: int = 0) -> None:
-        self.host.load(*state)
-
     def close(self) -> None:
+        """The modules may be the user's: they are left uncompiled."""
         if self.host.batches:
             self.host.batches.close()
+        if self.host.compiled:
+            self.host.compiled.stop()
+
+    def load(self, state: State, step: int = 0) -> None:
+        self.host.load(*state)
 
 
 def pick_device(device: str) -> str:

@@ -74,7 +74,7 @@ class RayEngine(Engine):
                     make_host=partial(method.host, job, plan, index),
                     calls=mine + more,
                     total=job.places,
-                    pieces=settings.microbatches,
+                    pieces=settings.pieces,
                     direct=settings.transport not in ("store", "stream"),
                     threads=settings.threads,
                     keep_spans=(len(mine) + 2) * settings.timeline_steps,

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,12 @@ from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.core.rule import Piece
 from treeprop_ray.data.batches import Batches
 from treeprop_ray.errors import TrainingError
+from treeprop_ray.hosts.compiled import Compiled
 from treeprop_ray.schedule.ops import Call, Op
 
 Held = dict[str, Tensor | None]  # tensors by name (schedule/); an adjoint may be absent
 Verb = Callable[[Op, Held, Piece], None]
+Result = TypeVar("Result")
 State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), keyed by part
 
 
@@ -49,6 +52,7 @@ class Share:
     batches: Batches | None = None
     device: str = "cpu"
     precision: str = "float32"
+    backend: str = ""  # of torch.compile; empty: blocks are not compiled
 
 
 class Host:
@@ -60,6 +64,7 @@ class Host:
         self.device, self.bf16 = torch.device(share.device), share.precision == "bf16"
         self.parts = {name: m.to(self.device).train() for name, m in share.parts.items()}
         self.optimizer = PartOptimizer(self.parts, share.optimizer, self.leads)
+        self.compiled = Compiled(self.parts.values(), share.backend) if share.backend else None
         self.batches = share.batches
         self.verbs: dict[str, Verb] = {}
         self.losses: dict[int, Losses] = {}  # by place: a node, a layer, a depth
@@ -74,6 +79,13 @@ class Host:
 
     def run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
         """Run a block; randomness inside it (dropout) comes from `seed` alone."""
+        return self.tried(lambda: self._run_block(block, z, seed))
+
+    def tried(self, run: Callable[[], Result]) -> Result:
+        """Run something that may be compiled on the way, and cannot always be."""
+        return self.compiled.guarded(run) if self.compiled else run()
+
+    def _run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
         # torch.manual_seed would also queue a seed for absent devices, at 0.3 ms a call
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
@@ -83,7 +95,7 @@ class Host:
 
     def go_back(self, out: Tensor, slope: Tensor, leaf: Tensor) -> None:
         """Backward through a block; while others wait, only as far as they need it."""
-        if self.awaited:
+        if self.awaited and not self.compiled:  # what is compiled goes back as one piece
             self.later.append(input_first(out, slope, leaf))
         else:
             at_once(out, slope, leaf)

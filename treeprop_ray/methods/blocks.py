@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from treeprop_ray.config import Settings, dotted
+from treeprop_ray.core.frozen import still_in_chain
 from treeprop_ray.core.network import (
     STEM,
     Blueprint,
@@ -57,6 +58,10 @@ class BlockMethod(Method):
         """The host of every edge of a chain: runs of blocks; the stem is in the first."""
         cuts = stages(tree, len(plan.names))
         return {STEM: 0, **{edge: k for k, cut in enumerate(cuts) for edge in cut}}
+
+    def still(self, tree: Tree, trained: Collection[str]) -> frozenset[int]:
+        """States of the chain before which nothing trains."""
+        return still_in_chain(tree, trained)
 
     def deployed(self, tree: Tree) -> frozenset[str]:
         """Names of the parts of the deployed chain."""

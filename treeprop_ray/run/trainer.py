@@ -22,6 +22,7 @@ from treeprop_ray.run import checkpoint
 from treeprop_ray.run.callbacks import Callback, Scores, Together
 from treeprop_ray.run.checkpoint import Checkpoint
 from treeprop_ray.run.folder import RunFolder
+from treeprop_ray.run.initial import started
 from treeprop_ray.run.metrics import Log
 from treeprop_ray.run.progress import Bar
 
@@ -49,6 +50,7 @@ class Trainer:
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
         self.tests: list[dict[str, float]] = []  # eval_test: figures of the full chain, by epoch
         self.validation: Scores = {}  # scores after the last step
+        self.initial: dict[str, Any] = {}  # which parts came from init_from
         self.wall = 0.0
         self.saved = ""  # the last checkpoint
         self.weights: dict[str, Tensor] = {}  # at the end
@@ -65,15 +67,18 @@ class Trainer:
         folder = RunFolder(settings, command)
         data = load(settings)
         total_steps = data.total_steps(
-            settings.batch, settings.epochs, settings.steps, settings.data.epoch_steps
+            settings.step_samples, settings.epochs, settings.steps, settings.data.epoch_steps
         )
         return cls(job_of(settings, data, total_steps), folder, callbacks, writes)
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
+        point = self._newest()
+        if self.settings.init_from and point is None:
+            self.job, self.initial = started(self.job)
         self.engine = build(self.job)
         try:
-            self._open()
+            self._open(point)
             self.callbacks.on_start(self)
             self._began = time.perf_counter()
             title = self.folder.name if self.folder else "fit"
@@ -113,14 +118,20 @@ class Trainer:
         if scores:
             self.callbacks.on_epoch(self, self.epoch, scores)
 
-    def _open(self) -> None:
+    def _newest(self) -> Checkpoint | None:
+        """The checkpoint to go on from."""
+        if self.folder is None or self.settings.fresh:
+            return None
+        return checkpoint.newest(self.folder.storage)
+
+    def _open(self, point: Checkpoint | None) -> None:
         """Make the folder, or take up the run that it holds."""
         if self.folder and self.writes:
             self.folder.open()
             self.folder.keep_permutation(self.job.permutation)
             if not self.job.resumes:
                 print("data: a stream without a state; a resumed run starts it anew", flush=True)
-        if self.folder and (point := checkpoint.newest(self.folder.storage)):
+        if point:
             self._resume(point)
         path = self.folder.path if self.folder and self.writes else None
         self.log = Log(path, self.outline, self.start, self.job.optimizer)
@@ -130,6 +141,7 @@ class Trainer:
         checkpoint.check_fits(point, N, split)
         checkpoint.check_fits(point, N, split, self.engine.state()[0])
         self.start, self.best = point.meta["step"], point.meta["best"]
+        self.initial = point.meta.get("initial", {})
         self.tests = point.meta.get("tests", [])
         self.saved, self.wall = point.path, point.meta["wall_seconds"]
         self.engine.load((point.weights, resumed(point.optimizer)), self.start)
@@ -179,12 +191,16 @@ class Trainer:
         s = self.settings
         meta = {
             "step": done, "epoch": self.epoch, "seed": s.seed, "N": self.engine.tree.N,
-            "split": s.split, "best": self.best, "tests": self.tests,
+            "split": s.split, "best": self.best, "tests": self.tests, **self._origin(),
             "wall_seconds": self.wall + time.perf_counter() - self._began,
         }  # fmt: skip
         self.saved = checkpoint.save(self.folder.storage, *self.engine.state(), meta)
         best = self.best["step"] if s.keep_best else None
         checkpoint.prune(self.folder.storage, done, s.keep_last, best)
+
+    def _origin(self) -> dict[str, Any]:
+        """Where the weights of the beginning came from, if not from the seed."""
+        return {"initial": self.initial} if self.initial else {}
 
     def _finish(self) -> dict[str, Any]:
         """Test scores and the summary."""
@@ -209,7 +225,7 @@ class Trainer:
             "depth": tree.depth,
             "steps": self.total_steps,
             "epochs": self.total_steps / self.per_epoch,
-            "samples_seen": self.total_steps * s.batch,
+            "samples_seen": self.total_steps * s.step_samples,
             "parameters_trained": sum(v.numel() for v in weights),
             "parameters_deployed": sum(v.numel() for v in deployed),
             "block_applications_per_step": outline.applications,
@@ -223,7 +239,10 @@ class Trainer:
             "test_by_epoch": outline.over_epochs(self.tests),
             "leak": self.log.leak,
             "table": outline.table(outline.paths, scores),
+            **self._origin(),
         }
+        if self.folder and self.folder.changes:
+            summary["changes"] = self.folder.changes
         if self.folder and self.writes:
             self.folder.write_summary(summary)
         self.log.close()
