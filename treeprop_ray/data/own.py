@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from treeprop_ray.data.reading import drawing
 from treeprop_ray.data.sets import DataSet
 from treeprop_ray.data.sources import (
     Columns,
@@ -74,7 +75,7 @@ def held_out(given: Any, columns: Columns | None, what: str, example: Split) -> 
     source = source_of(given, columns, 0, what)
     if isinstance(source, Stream):
         source = source.whole(MOST_HELD_OUT)
-    first = source.take(slice(0, 1))
+    first = _example(source)
     for part in ("x", "y"):
         ours, theirs = getattr(example, part).shape[1:], getattr(first, part).shape[1:]
         if ours != theirs:
@@ -161,7 +162,8 @@ def _example(train: Source | Stream) -> Split:
     if isinstance(train, Stream):
         assert train.example is not None
         return train.example
-    return train.take(slice(0, 1))
+    with drawing(0):
+        return train.take(slice(0, 1))
 
 
 def columns_of(key: str, value: Any) -> Columns | None:
