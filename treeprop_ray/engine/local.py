@@ -63,6 +63,8 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         """The modules may be the user's: they are left uncompiled."""
+        if self.host.batches:
+            self.host.batches.close()
         if self.host.compiled:
             self.host.compiled.stop()
 

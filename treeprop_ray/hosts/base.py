@@ -209,13 +209,16 @@ class Host:
             for name, module in self.parts.items()
             for key, value in module.state_dict().items()
         }
-        return weights, {key: value.clone() for key, value in self.optimizer.state().items()}
+        slots = {key: value.clone() for key, value in self.optimizer.state().items()}
+        return weights, slots | (self.batches.state() if self.batches else {})
 
     def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         """Take the own parts out of a full or partial state."""
         for name, module in self.parts.items():
             module.load_state_dict(part_state(weights, name))
         self.optimizer.load(optimizer)
+        if self.batches:
+            self.batches.load(optimizer)
         self.forget()
 
     def forget(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from treeprop_ray.config import Settings, recurrent
+from treeprop_ray.config import Settings, dotted, recurrent
 from treeprop_ray.core.frozen import frozen_parts
 from treeprop_ray.core.network import STEM, Shape, TreeNetwork, edge_name, named
 from treeprop_ray.core.optim import OptimizerRule
@@ -100,6 +100,8 @@ class Job:
     sizes: Mapping[str, int]  # samples of each split
     splits: Mapping[str, int]  # evaluation batches of each split
     permutation: Tensor | None = None  # the order in which sequences read their numbers
+    resumes: bool = True  # whether a stored run goes on with the samples that come next
+    runs_tasks: bool = False  # whether reading the samples takes Ray tasks, and CPUs for them
     frozen: frozenset[str] = frozenset()  # parts that do not train
 
     @property
@@ -110,7 +112,8 @@ class Job:
     @property
     def per_epoch(self) -> int:
         """Steps of an epoch."""
-        return self.sizes["train"] // self.settings.step_samples
+        known = self.sizes["train"] // self.settings.step_samples
+        return known or self.settings.data.epoch_steps or self.total_steps
 
     def share(self, names: Sequence[str], plan: Plan, opens: bool) -> Share:
         """What a host of the plan is given."""
@@ -295,14 +298,25 @@ def fresh_parts(
     return method.network(settings, shape).parts(names, settings.seed, shape.dtype)
 
 
-def batches_of(settings: Settings) -> Batches:
+def batches_over(settings: Settings, total_steps: int, data: DataSet) -> Batches:
+    """The batches of data that is at hand."""
+    keep = settings.snapshot_every + settings.in_flight if settings.engine == "ray" else 0
+    return Batches(data, settings.step_samples, settings.seed, total_steps, keep)
+
+
+def batches_of(settings: Settings, total_steps: int) -> Batches:
     """Load the data where it is opened."""
-    return Batches(load(settings), settings.step_samples, settings.seed)
+    return batches_over(settings, total_steps, load(settings))
 
 
 def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job of settings; `data` gives shapes and counts, hosts load what they need themselves."""
     method = of(settings)
+    if not data.classes and not dotted(settings.model.name):
+        raise UserError(
+            f"data.classes=0: model.name={settings.model.name} must know how many classes "
+            f"{data.name} has; say it"
+        )
     recipe = method.network(settings, data.shape)
     tree = Tree(recipe.N, settings.split)
     names = method.all_parts(settings, tree)
@@ -321,15 +335,17 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
         total_steps=total_steps,
         parts=partial(fresh_parts, method, settings, data.shape),
         batches=(
-            partial(batches_of, settings)
+            partial(batches_of, settings, total_steps)
             if settings.engine == "ray"
-            else partial(Batches, data, settings.step_samples, settings.seed)
+            else partial(batches_over, settings, total_steps, data)
         ),
         shape=data.shape,
         stem_trains=stem_trains,
         sizes=data.sizes,
         splits=data.batch_counts,
         permutation=data.permutation,
+        resumes=data.resumes,
+        runs_tasks=data.runs_tasks,
         frozen=frozen,
     )
 
@@ -360,7 +376,7 @@ class OwnModules:
 
 def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job over the modules of a network and data that is at hand."""
-    method, batches = of(settings), Batches(data, settings.step_samples, settings.seed)
+    method = of(settings)
     parts = named(network.parts())
     names = method.all_parts(settings, network.tree)
     frozen = frozen_parts(settings.freeze, names, network.tree)
@@ -376,11 +392,13 @@ def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_step
         optimizer=method.optimizer(settings, network.tree, total_steps).tried(),
         total_steps=total_steps,
         parts=OwnModules(parts),
-        batches=lambda: batches,
+        batches=partial(batches_over, settings, total_steps, data),
         shape=data.shape,
         stem_trains=edge_name(STEM) in trained,
         sizes=data.sizes,
         splits=data.batch_counts,
         permutation=data.permutation,
+        resumes=data.resumes,
+        runs_tasks=data.runs_tasks,
         frozen=frozen,
     )

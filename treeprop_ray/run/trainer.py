@@ -6,7 +6,6 @@ of what a network is made of, how it is trained, or where its parts live.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from treeprop_ray.config import Settings
 from treeprop_ray.data import load
+from treeprop_ray.data.streams import resumed
 from treeprop_ray.engine import Engine, build
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.methods import Job, job_of
@@ -66,8 +66,9 @@ class Trainer:
         """The run that the settings mean; `command` is recorded in its summary."""
         folder = RunFolder(settings, command)
         data = load(settings)
-        per_epoch = data.steps_per_epoch(settings.step_samples)
-        total_steps = min(settings.steps or sys.maxsize, settings.epochs * per_epoch)
+        total_steps = data.total_steps(
+            settings.step_samples, settings.epochs, settings.steps, settings.data.epoch_steps
+        )
         return cls(job_of(settings, data, total_steps), folder, callbacks, writes)
 
     def train(self) -> dict[str, Any]:
@@ -128,6 +129,8 @@ class Trainer:
         if self.folder and self.writes:
             self.folder.open()
             self.folder.keep_permutation(self.job.permutation)
+            if not self.job.resumes:
+                print("data: a stream without a state; a resumed run starts it anew", flush=True)
         if point:
             self._resume(point)
         path = self.folder.path if self.folder and self.writes else None
@@ -141,7 +144,7 @@ class Trainer:
         self.initial = point.meta.get("initial", {})
         self.tests = point.meta.get("tests", [])
         self.saved, self.wall = point.path, point.meta["wall_seconds"]
-        self.engine.load((point.weights, point.optimizer), self.start)
+        self.engine.load((point.weights, resumed(point.optimizer)), self.start)
         print(f"continuing from {point.path} (step {self.start} of {self.total_steps})", flush=True)
 
     def _evaluate(self, done: int, saves: bool) -> Scores:
