@@ -37,7 +37,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> TreeNetwork:
-    """Train `network` in place on inputs x (n, …) and integer labels y (n, …); returns it.
+    """Train `network` in place on inputs x (n, …) and labels y (n, …); returns it.
 
     Keywords are the settings of the train command (`epochs=20, lr=3e-4, alpha=1.0, beta=0.5,
     sigma=0.005, objective="node_all_ce", …`); nested ones as `weights={"right": 0.5}`. An epoch
@@ -81,7 +81,7 @@ def data_of(
         return Split(inputs, labels)
 
     train, held, tested = split("", (x, y)), split("validation ", validation), split("test ", test)
-    classes = int(y.max()) + 1
+    classes = y[0].numel() if y.is_floating_point() else int(y.max()) + 1
     return DataSet("own", train, held, tested, classes, torch.Tensor.clone, x.dtype)
 
 

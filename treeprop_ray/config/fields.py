@@ -20,14 +20,20 @@ def opt(default: Any, help: str, **rule: Any) -> Any:
 
     low=, high=, above=: the range of a number. choices=: the values of a text; open=True: or
     package.module:factory. resumable=True: may differ when a run is taken up again, as it does not
-    change what is computed. of_total=True: a share of all steps.
+    change what is computed. of_total=True: a share of all steps. later=True: younger than runs that
+    have names, so at its default it is no part of a run's name.
     """
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": help, **rule})
     return field(default=default, metadata={"help": help, **rule})
 
 
-def group(cls: type) -> Any:
-    """A field that holds a group of settings, `<field>.<key>`; the docstring is its title."""
-    return field(default_factory=cls)
+def group(cls: type, word: str = "") -> Any:
+    """A field that holds a group of settings, `<field>.<key>`; the docstring is its title.
+
+    `<field>=x` is short for `<field>.<word>=x`, if there is a `word`.
+    """
+    return field(default_factory=cls, metadata={"word": word})
 
 
 def walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:

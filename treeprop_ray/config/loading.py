@@ -57,6 +57,15 @@ def parse_overrides(args: Sequence[str]) -> DictConfig:
         raise UserError(f"{' '.join(args)}: not readable as key=value: {first_line(e)}") from e
 
 
+def _spelled_out(schema: type, layer: DictConfig) -> DictConfig:
+    """`loss=mse` as `loss.name=mse`."""
+    spelled: dict[str, Any] = {str(key): layer._get_node(key) for key in layer}
+    for f in dataclasses.fields(schema):
+        if (word := f.metadata.get("word")) and isinstance(layer.get(f.name), str):
+            spelled[f.name] = {word: layer[f.name]}
+    return OmegaConf.create(spelled)
+
+
 def _check_groups(schema: type, source: str, layer: DictConfig) -> None:
     """`model=3` is a mistake that omegaconf reports without naming the key."""
     for f in dataclasses.fields(schema):
@@ -88,6 +97,7 @@ def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
     base = _defaults(schema)
     known = [key for key, _, _ in walk(schema())]
     for source, layer in layers:
+        layer = _spelled_out(schema, layer)
         _check_groups(schema, source, layer)
         _check_flags(schema, source, layer)
         try:
@@ -157,7 +167,13 @@ def run_name(settings: Settings) -> str:
     """The given name, or one that is the same for the same command."""
     if settings.name:
         return settings.name
-    science = {k: v for k, _, v in walk(settings) if k not in RESUMABLE or k in ("epochs", "steps")}
+    defaults = {k: v for k, _, v in walk(Settings())}
+    science = {
+        k: v
+        for k, f, v in walk(settings)
+        if (k not in RESUMABLE or k in ("epochs", "steps"))
+        and not (f.metadata.get("later") and v == defaults.get(k))
+    }
     digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:6]
     return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{digest}"
 

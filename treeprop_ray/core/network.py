@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from treeprop_ray.core.fresh import fresh_copy
 from treeprop_ray.core.rng import seeded
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.errors import UserError
@@ -75,6 +75,7 @@ class Blueprint:
     ) -> dict[Edge, nn.Module]:
         """The parts of some edges; stem and head are tied when both are among them."""
         made = {edge: self.build(edge, seed, dtype) for edge in edges}
+        check_unshared(named(made))
         head = (self.N - 1, self.N)
         if self.tie and STEM in made and head in made:
             self.tie(made[STEM], made[head])
@@ -138,8 +139,9 @@ class TreeNetwork(nn.Module):
         chain = list(blocks)
         if not chain:
             raise UserError("blocks=[]: at least one block before the head")
-        tree = Tree(len(chain) + 1, split)
         stem = stem if stem is not None else nn.Identity()
+        check_unshared({"stem": stem, **named_blocks(chain), "head": head})
+        tree = Tree(len(chain) + 1, split)
         states = probe_shapes(stem, chain, head, example)
         made: dict[Edge, nn.Module] = {(i, i + 1): block for i, block in enumerate(chain)}
         made[tree.head] = head
@@ -153,6 +155,7 @@ class TreeNetwork(nn.Module):
             check_shape(
                 made[edge], f"auxiliary block {edge_name(edge)}", states[edge[0]], states[edge[1]]
             )
+        check_unshared(named({STEM: stem, **made}))
         return cls(tree, stem, made, family)
 
     def block(self, edge: Edge) -> nn.Module:
@@ -177,6 +180,31 @@ class TreeNetwork(nn.Module):
         """The deployed chain."""
         out: Tensor = self.chain()(x)
         return out
+
+
+def named_blocks(chain: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """The blocks of a chain by what an error calls them."""
+    return {f"block {i + 1}": block for i, block in enumerate(chain)}
+
+
+def check_unshared(parts: Mapping[str, nn.Module]) -> None:
+    """Raise UserError where two parts have a parameter in common: every part is trained by itself,
+    by whoever owns it. (A head that uses the stem's weights: `Blueprint.tie`.)"""
+    owner: dict[int, str] = {}
+    for name, part in parts.items():
+        for key, parameter in part.named_parameters():
+            other = owner.setdefault(id(parameter), name)
+            if other != name:
+                alike = [n for n, m in parts.items() if m is part]
+                what = (
+                    f"{', '.join(alike)}: one module"
+                    if len(alike) > 1
+                    else (f"{other}, {name}: one parameter, {key},")
+                )
+                raise UserError(
+                    f"{what} in several places; every part has weights of its own: use "
+                    "copy.deepcopy(block), or make a block for each"
+                )
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -238,14 +266,4 @@ def default_auxiliary(
             f"{tuple(states[r].shape)}; pass auxiliary=lambda l, r: … that makes one"
         )
     nearest = min(fits, key=lambda i: abs(i - l))
-    return fresh_copy(chain[nearest])
-
-
-def fresh_copy(block: nn.Module) -> nn.Module:
-    """A deep copy with newly drawn weights (every submodule's own `reset_parameters`)."""
-    made = copy.deepcopy(block)
-    for module in made.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if callable(reset):
-            reset()
-    return made
+    return fresh_copy(chain[nearest], f"auxiliary block {edge_name(edge)}")

@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from treeprop_ray.core import factor
+from treeprop_ray.core.loss import counted
 from treeprop_ray.core.objective import correction_of, head_loss
 from treeprop_ray.core.rng import derive, normal_rows
 from treeprop_ray.core.rule import Piece, Rule
@@ -138,14 +140,15 @@ class TreeNode:
         if self.wants_adj_r and self.right_weight > 0:
             saved.adj_r = at_z_r if self.right_weight == 1 else self.right_weight * at_z_r
         if rule.beta > 0 and saved.correction is None:
-            saved.correction = correction_of(saved.gradient, rule, piece.total)
+            saved.correction = correction_of(saved.gradient, rule, 1)
 
-    def receive(self, gradient: Tensor, piece: Piece) -> None:
-        """Step 2 on the spine: the head's answer d(ce)/d(mu_fwd)."""
+    def receive(self, gradient: Tensor, piece: Piece, counted: float = 1) -> None:
+        """Step 2 on the spine: the head's answer d(ce)/d(mu_fwd); `vjp` also asks how many labels
+        of the batch it is the mean of."""
         saved = self.saved[piece.index]
         saved.gradient = gradient
         if self.rule.beta > 0:
-            saved.correction = correction_of(gradient, self.rule, piece.total)
+            saved.correction = correction_of(gradient, self.rule, counted)
 
     def settle(self, piece: Piece) -> Tensor:
         """Step 3. Returns z_n."""
@@ -187,6 +190,13 @@ class TreeNode:
         return derive(self.rule.seed, "block", piece.step, self.node.n, side, piece.index)
 
 
+class Labels(NamedTuple):
+    """The labels of a piece, and how many labels of the whole batch count."""
+
+    y: Tensor
+    counted: float
+
+
 class Boundary:
     """Both ends of the chain: stem, head and the labels."""
 
@@ -196,12 +206,15 @@ class Boundary:
         self.tree, self.stem, self.head, self.rule, self.run = tree, stem, head, rule, run
         self.stem_trains = any(p.requires_grad for p in stem.parameters())
         self.z_0: dict[int, Tensor] = {}
-        self.labels: dict[int, Tensor] = {}
+        self.labels: dict[int, Labels] = {}
         self.losses: dict[int, Losses] = {node.n: Losses() for node in tree.spine}
 
-    def open(self, x: Tensor, y: Tensor, piece: Piece) -> Tensor:
-        """z_0 = stem(x); keep the labels for the head."""
-        self.labels[piece.index] = y
+    def open(self, x: Tensor, y: Tensor, piece: Piece, labels: float | None = None) -> Tensor:
+        """z_0 = stem(x); keep the labels for the head. `labels`: how many of the whole batch count,
+        if the piece is not all of it."""
+        self.labels[piece.index] = Labels(
+            y, counted(self.rule.loss, y) if labels is None else labels
+        )
         seed = derive(self.rule.seed, "block", piece.step, 0, "stem", piece.index)
         z_0 = self.run(self.stem, x, seed)
         if self.stem_trains:
@@ -209,15 +222,19 @@ class Boundary:
         return z_0.detach()
 
     def answer(self, n: int, mu_fwd: Tensor, piece: Piece) -> Tensor:
-        """Cross-entropy of head(mu_fwd) and its backward, at once. Returns d(ce)/d(mu_fwd)."""
+        """Loss of head(mu_fwd) and its backward, at once. Returns d(loss)/d(mu_fwd)."""
         leaf = mu_fwd.detach().requires_grad_()
         seed = derive(self.rule.seed, "block", piece.step, n, "head", piece.index)
         assert self.head is not None
-        loss_of = partial(head_loss, self.head, labels=self.labels[piece.index], piece=piece)
-        loss = self.run(loss_of, leaf, seed)
+        loss = self.run(self.loss_of(self.head, piece), leaf, seed)
         self.losses[n].add("ce", loss)
         weight = self.rule.ce_weight(self.tree, self.tree.nodes[n])
         return pull_back(loss, torch.ones_like(loss), leaf, weight)
+
+    def loss_of(self, head: nn.Module, piece: Piece) -> Callable[[Tensor], Tensor]:
+        """The loss of a head on the labels of a piece, as a function of its state."""
+        y, labels = self.labels[piece.index]
+        return partial(head_loss, head, labels=y, piece=piece, rule=self.rule.loss, counted=labels)
 
     def close(self, adj_0: Tensor | None, piece: Piece) -> None:
         """Backward of the stem."""

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from treeprop_ray.core.factor import full
+from treeprop_ray.core import loss
 from treeprop_ray.core.network import STEM
+from treeprop_ray.core.objective import PLAIN
+from treeprop_ray.core.rule import LossRule
 from treeprop_ray.core.tree import Edge, Tree
 
-Counts = tuple[float, int, int]  # summed cross-entropy, correct labels, labels
+
+class Counts(NamedTuple):
+    """Sums over the labels of a batch that count."""
+
+    loss: float
+    weight: float  # what the loss is divided by: labels, or their class weights
+    correct: int
+    labels: int  # 0 where a loss knows no right and wrong
+
+
 Through = Callable[[Edge, Tensor], Tensor]  # runs the block of an edge, the stem or the head
 
 
 @dataclass(frozen=True)
 class Score:
-    """A path on a split: mean cross-entropy and share of correct labels."""
+    """A path on a split: mean loss and share of correct labels (NaN: no such thing)."""
 
     loss: float
     accuracy: float
@@ -27,25 +39,27 @@ class Score:
     @classmethod
     def of(cls, counts: Iterable[Counts]) -> Score:
         """From the counts of some batches, added up in their order."""
-        loss, correct, labels = 0.0, 0, 0
+        loss, weight, correct, labels = 0.0, 0.0, 0, 0
         for batch in counts:
-            loss, correct, labels = loss + batch[0], correct + batch[1], labels + batch[2]
-        return cls(loss / labels, correct / labels)
+            loss, weight = loss + batch.loss, weight + batch.weight
+            correct, labels = correct + batch.correct, labels + batch.labels
+        return cls(loss / weight if weight else math.nan, correct / labels if labels else math.nan)
 
 
 @torch.no_grad()
-def count(head: nn.Module, z: Tensor, y: Tensor) -> Counts:
-    """Summed cross-entropy, number of correct labels, number of labels at the head.
+def count(head: nn.Module, z: Tensor, y: Tensor, rule: LossRule = PLAIN) -> Counts:
+    """Summed loss and correct labels at the head.
 
-    A head may bring its own `count(state, labels)` (in chunks over a large vocabulary).
+    A head may bring its own `count(state, labels)` (in chunks over a large vocabulary): summed
+    cross-entropy, correct labels, labels; those of -100 do not count.
     """
-    if hasattr(head, "count"):
-        counts: Counts = head.count(z, y.to(z.device))  # type: ignore[operator]
-        return counts
-    logits = full(head(z)).flatten(0, -2)
-    y = y.to(logits.device).flatten()
-    loss = F.cross_entropy(logits, y, reduction="sum")
-    return float(loss), int((logits.argmax(-1) == y).sum()), y.numel()
+    if loss.plain_head(rule, head, "count"):
+        total, correct, labels = head.count(z, y.to(z.device))  # type: ignore[operator]
+        return Counts(total, labels, correct, labels)
+    outputs = head(z)
+    y = y.to(outputs.device)
+    total = float(loss.total(rule, outputs, y))
+    return Counts(total, loss.counted(rule, y), *loss.correct(rule, outputs, y))
 
 
 def path_states(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treeprop_ray.core.rng import derive, generator
 from treeprop_ray.core.rule import HeldOut
-from treeprop_ray.data.sets import DataSet
+from treeprop_ray.data.sets import DataSet, targets
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Batches:
         x = part.x
         if self.data.augment:
             x = self.data.augment(x, derive(self.seed, "augment", step, *([view] if view else [])))
-        return self.data.inputs(x), part.y.long()
+        return self.data.inputs(x), targets(part.y)
 
     def get(self, which: Which) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a batch by its name."""
@@ -86,4 +86,4 @@ class Batches:
         """The k-th batch of the validation split in its own order, over and over."""
         held = self.data.validation
         part = held.take((torch.arange(self.batch) + k * self.batch) % len(held))
-        return self.data.inputs(part.x), part.y.long()
+        return self.data.inputs(part.x), targets(part.y)

@@ -16,6 +16,11 @@ from treeprop_ray.errors import UserError
 SCORE_BATCH = 1000
 
 
+def targets(y: Tensor) -> Tensor:
+    """Labels as a loss takes them: whole numbers as int64, others as they are."""
+    return y if y.is_floating_point() else y.long()
+
+
 @dataclass(frozen=True)
 class Split:
     """Samples as stored (images: uint8) and their labels."""
@@ -98,7 +103,7 @@ class DataSet:
         """One large batch of a split."""
         chosen = self.split(split)
         part = slice(index * self.score_batch, (index + 1) * self.score_batch)
-        return self.inputs(chosen.x[part]), chosen.y[part].long()
+        return self.inputs(chosen.x[part]), targets(chosen.y[part])
 
 
 def hold_out(train: Split, share: float, limit: int) -> tuple[Split, Split]:

@@ -64,7 +64,8 @@ class Host:
         self.verbs: dict[str, Verb] = {}
         self.losses: dict[int, Losses] = {}  # by place: a node, a layer, a depth
         self.held: dict[int, Held] = {}  # per piece of the batch
-        self.current: tuple[int, Tensor, Tensor] | None = None  # the batch of this step
+        # the batch of this step, and its targets as the data gave them
+        self.current: tuple[int, Tensor, Tensor, Tensor] | None = None
         self.at = ""  # where in the network work is going on
         self.awaited = False  # whether other hosts wait for the call under way
         self.later: list[Callable[[], None]] = []  # what nobody waits for
@@ -139,8 +140,8 @@ class Host:
             self.data_seconds += time.perf_counter() - began
             if copies > 1:
                 x, y = torch.cat([x] * copies), torch.cat([y] * copies)
-            self.current = (piece.step, x, y)
-        _, x, y = self.current
+            self.current = (piece.step, x, y, batch[1])
+        _, x, y, _ = self.current
         return x[piece.start : piece.stop], y[piece.start : piece.stop]
 
     def note(self, place: int, name: str, value: Tensor) -> None:

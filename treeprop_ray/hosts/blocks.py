@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from treeprop_ray.core.loss import counted
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.scoring import Counts, count
@@ -19,6 +20,11 @@ class BlockHost(Host):
     def __init__(self, share: Share, tree: Tree, rule: Rule) -> None:
         self.tree, self.rule = tree, rule
         super().__init__(share)
+
+    def counted(self, copies: int = 1) -> float:
+        """How many labels of the whole batch at hand count, in `copies` of it."""
+        assert self.current is not None
+        return copies * counted(self.rule.loss, self.current[3])
 
     @torch.no_grad()
     def opened(self, which: Which) -> tuple[Tensor, Tensor]:
@@ -40,10 +46,10 @@ class BlockHost(Host):
 
     @torch.no_grad()
     def score(self, z: Tensor, y: Tensor) -> Counts:
-        """Summed cross-entropy, number of correct labels and number of labels at the head."""
+        """The counts of a batch at the head."""
         self.catch_up()
         head = self.parts[edge_name(self.tree.head)].eval()
         with self.autocast():
-            counts = count(head, z.to(self.device), y)
+            counts = count(head, z.to(self.device), y, self.rule.loss)
         head.train()
         return counts

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -80,7 +81,8 @@ class ChainHost(BlockHost):
     def _open(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
         x, y = self.places(piece)
-        held["y"], held["z0"] = y, self.boundary.open(x, y, piece)
+        held["y"], held["z0"] = y, self.boundary.open(x, y, piece, self.counted())
+        held["k"] = torch.tensor(float(self.counted()), device=self.device)
 
     def _ahead(self, op: Op, held: Held, piece: Piece) -> None:
         first = self.boundary is not None
@@ -94,8 +96,14 @@ class ChainHost(BlockHost):
     def _head(self, op: Op, held: Held, piece: Piece) -> None:
         """Loss and backward of the head; writes the adjoint of its input."""
         leaf, head = there(held, op.reads[0]).detach().requires_grad_(), self.tree.head
-        labels = there(held, "y")
-        loss_of = partial(head_loss, self.parts[edge_name(head)], labels=labels, piece=piece)
+        loss_of = partial(
+            head_loss,
+            self.parts[edge_name(head)],
+            labels=there(held, "y"),
+            piece=piece,
+            rule=self.rule.loss,
+            counted=there(held, "k"),
+        )
         loss = self.run_part(head, leaf, piece, loss_of)
         loss.backward()
         self.note(self.tree.N, "ce", loss)

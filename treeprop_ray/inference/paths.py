@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from treeprop_ray.core.network import TreeNetwork
+from treeprop_ray.core.objective import PLAIN
+from treeprop_ray.core.rule import LossRule
 from treeprop_ray.core.scoring import Counts, Score, Through, count, path_states
 from treeprop_ray.core.tree import Edge
 from treeprop_ray.errors import UserError
@@ -60,6 +62,7 @@ def score_network(
     network: Network,
     paths: Mapping[str, Sequence[int]],
     batches: Iterable[tuple[Tensor, Tensor]],
+    loss: LossRule = PLAIN,
 ) -> dict[str, Score]:
     """Score paths of a network in this process."""
     if not isinstance(network, TreeNetwork):
@@ -69,5 +72,5 @@ def score_network(
     for x, y in batches:
         for name, z in path_states(network.tree, paths, x, through).items():
             with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
-                counts[name].append(count(head, z, y))
+                counts[name].append(count(head, z, y, loss))
     return {name: Score.of(of_path) for name, of_path in counts.items()}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from treeprop_ray.config import Settings, recurrent
+from treeprop_ray.core.loss import check_targets
 from treeprop_ray.core.network import Shape, TreeNetwork, named
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import Rule
@@ -267,6 +268,13 @@ def batches_of(settings: Settings) -> Batches:
     return Batches(load(settings), settings.batch, settings.seed)
 
 
+def rule_for(method: Method, settings: Settings, family: str, data: DataSet) -> Rule:
+    """The objective's settings; UserError where the loss cannot take the data's labels."""
+    rule = method.rule(settings, family, data.labels_per_sample)
+    check_targets(rule.loss, data.train.y[:1], data.classes)
+    return rule
+
+
 def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job of settings; `data` gives shapes and counts, hosts load what they need themselves."""
     method = of(settings)
@@ -276,7 +284,7 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
         method=method,
         settings=settings,
         tree=tree,
-        rule=method.rule(settings, recipe.family, data.labels_per_sample),
+        rule=rule_for(method, settings, recipe.family, data),
         optimizer=method.optimizer(settings, tree, total_steps),
         total_steps=total_steps,
         parts=partial(fresh_parts, method, settings, data.shape),
@@ -301,7 +309,7 @@ def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_step
         method=method,
         settings=settings,
         tree=network.tree,
-        rule=method.rule(settings, network.family, data.labels_per_sample),
+        rule=rule_for(method, settings, network.family, data),
         optimizer=method.optimizer(settings, network.tree, total_steps),
         total_steps=total_steps,
         parts=lambda names: {name: parts[name] for name in names},

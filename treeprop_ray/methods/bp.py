@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from treeprop_ray.config import Settings, run_name
 from treeprop_ray.core.network import STEM, edge_name
+from treeprop_ray.core.rule import JUDGING
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host
@@ -92,4 +93,5 @@ class Backpropagation(ChainMethod):
             applications=tree.N,
             head_blocks=int(settings.model.output_block),
             perplexity=settings.model.name == "gpt",
+            judges=settings.loss.name in JUDGING,
         )

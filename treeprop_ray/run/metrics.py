@@ -120,7 +120,9 @@ class Log:
         """A row of validation scores, and of the full chain's test figures where there are any."""
         row: dict[str, Any] = {"kind": "epoch", "step": step, "epoch": epoch}
         for name, score in scores.items():
-            row[f"accuracy/{name}"], row[f"val_loss/{name}"] = score.accuracy, score.loss
+            row[f"val_loss/{name}"] = score.loss
+            if self.outline.judges:
+                row[f"accuracy/{name}"] = score.accuracy
         row.update({f"test_{k}": v for k, v in test.items() if k in ("accuracy", "loss")})
         self._write(row)
         self._last = (time.perf_counter(), step)

@@ -17,18 +17,20 @@ from __future__ import annotations
 
 import itertools
 
+from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Node, Tree
 from treeprop_ray.schedule.ops import Call, Layout, Op, Wave, interleave, make_calls
+from treeprop_ray.schedule.tree import answers
 
 Rows = tuple[int, str, int, dict[int, list[Op]]]
 
 
 def probe_calls(
-    tree: Tree, layout: Layout, stem_trains: bool, pieces: int
+    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int
 ) -> dict[str, list[Call]]:
     """The calls of one batch of each of the probe's two passes."""
     chain = [chain_waves(tree, layout, stem_trains, m) for m in range(pieces)]
-    sweep = [sweep_waves(tree, layout, m) for m in range(pieces)]
+    sweep = [sweep_waves(tree, rule, layout, m) for m in range(pieces)]
     return {"chain": interleave(chain, stride=1), "sweep": interleave(sweep, stride=3)}
 
 
@@ -55,7 +57,7 @@ def chain_waves(tree: Tree, layout: Layout, stem_trains: bool, piece: int) -> li
     return make_calls(rows, piece, layout.one_machine)
 
 
-def sweep_waves(tree: Tree, layout: Layout, piece: int) -> list[Wave]:
+def sweep_waves(tree: Tree, rule: Rule, layout: Layout, piece: int) -> list[Wave]:
     """Every level in three ticks, as in training; spine nodes always ask the head."""
     boundary = layout.boundary
     rows: list[Rows] = [(0, "stem", 0, {boundary: [Op("open", 0, (), ("z0",))]})]
@@ -75,9 +77,9 @@ def sweep_waves(tree: Tree, layout: Layout, piece: int) -> list[Wave]:
             settle = Op("settle", n, (), (f"s{n}",))
             if tree.is_spine(node):
                 forward.append((host, [lift]))
-                heads.append((boundary, [Op("head", n, (f"mu{n}",), (f"g{n}",))]))
+                heads.append((boundary, [Op("head", n, (f"mu{n}",), answers(n, rule))]))
                 weigh = Op("weigh", n, (f"s{n}",), (f"z{n}", f"m{n}"))
-                settles.append((host, [Op("receive", n, (f"g{n}",)), settle, weigh]))
+                settles.append((host, [Op("receive", n, answers(n, rule)), settle, weigh]))
             else:
                 r = node.r
                 weigh = Op("weigh", n, (f"s{n}", f"z{r}", f"m{r}"), (f"z{n}", f"m{n}"))
