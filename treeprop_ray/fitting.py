@@ -13,6 +13,7 @@ from torch import Tensor
 from treeprop_ray import config, methods
 from treeprop_ray.config import OWN, Settings
 from treeprop_ray.core.network import TreeNetwork, named, part_state
+from treeprop_ray.core.scoring import Metric
 from treeprop_ray.data.sets import DataSet, Split
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.callbacks import standard
@@ -35,6 +36,7 @@ def fit(
     validation: tuple[Tensor, Tensor] | None = None,
     test: tuple[Tensor, Tensor] | None = None,
     callbacks: Sequence[Callback] = (),
+    metrics: Mapping[str, Metric] | None = None,
     **settings: Any,
 ) -> TreeNetwork:
     """Train `network` in place on inputs x (n, …) and labels y (n, …); returns it.
@@ -44,8 +46,12 @@ def fit(
     goes once through the samples in a new order, less an incomplete last batch. `name=` (or `out=`)
     asks for a run folder with checkpoints, metrics and figures; the same call then continues.
     With `validation=(x, y)` every path is scored after each epoch, with `test` at the end.
+    `metrics={"name": function(outputs, targets) or an object of torchmetrics}` are scored beside
+    the loss (`loss="mse"`, `loss={"label_smoothing": 0.1}`, `loss="package.module:function"`).
     """
     chosen = read_settings(network, settings)
+    if metrics and validation is None and test is None:
+        raise UserError(f"metrics={', '.join(metrics)}: needs validation=(x, y) or test=(x, y)")
     needs = {"probe": validation, "eval_every": validation, "eval_test": test}
     for key, pair in needs.items():
         if key in settings and pair is None:
@@ -53,7 +59,8 @@ def fit(
             raise UserError(f"{key}={settings[key]}: needs {split}=(x, y)")
     data = data_of(x, y, validation, test)
     steps = chosen.epochs * data.steps_per_epoch(chosen.batch)
-    job = methods.job_over(network, chosen, data, min(chosen.steps or sys.maxsize, steps))
+    total = min(chosen.steps or sys.maxsize, steps)
+    job = methods.job_over(network, chosen, data, total, metrics)
     folder = RunFolder(chosen) if "name" in settings or "out" in settings else None
     trainer = Trainer(job, folder, [*(standard(chosen) if folder else []), *callbacks])
     trainer.train()

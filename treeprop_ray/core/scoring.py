@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +35,38 @@ class Score:
 
     loss: float
     accuracy: float
+    own: Mapping[str, float] = field(default_factory=dict)  # metrics of the user's own
 
     @classmethod
-    def of(cls, counts: Iterable[Counts]) -> Score:
+    def of(cls, counts: Iterable[Counts], own: Mapping[str, float] | None = None) -> Score:
         """From the counts of some batches, added up in their order."""
         loss, weight, correct, labels = 0.0, 0.0, 0, 0
         for batch in counts:
             loss, weight = loss + batch.loss, weight + batch.weight
             correct, labels = correct + batch.correct, labels + batch.labels
-        return cls(loss / weight if weight else math.nan, correct / labels if labels else math.nan)
+        mean = loss / weight if weight else math.nan
+        return cls(mean, correct / labels if labels else math.nan, own or {})
+
+
+Metric = Any  # (outputs, targets) -> a number, or an object of torchmetrics
+
+
+def measure(
+    metrics: Mapping[str, Metric], batches: Sequence[tuple[Tensor, Tensor]]
+) -> dict[str, float]:
+    """Metrics of the user's own over all (outputs, targets) of a split: functions of all at once,
+    or torchmetrics' objects, which see batch after batch."""
+    values: dict[str, float] = {}
+    for name, metric in metrics.items():
+        if hasattr(metric, "update") and hasattr(metric, "compute"):
+            metric.reset()
+            for outputs, targets in batches:
+                metric.update(outputs, targets)
+            values[name] = float(metric.compute())
+        else:
+            outputs, targets = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
+            values[name] = float(metric(outputs, targets))
+    return values
 
 
 @torch.no_grad()

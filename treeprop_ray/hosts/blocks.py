@@ -44,6 +44,10 @@ class BlockHost(Host):
         module.train()
         return out
 
+    def answers(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head gives, and the targets, for metrics elsewhere."""
+        return self.through(self.tree.head, z).cpu(), y.cpu()
+
     @torch.no_grad()
     def score(self, z: Tensor, y: Tensor) -> Counts:
         """The counts of a batch at the head."""

@@ -82,7 +82,7 @@ class ChainHost(BlockHost):
         assert self.boundary is not None
         x, y = self.places(piece)
         held["y"], held["z0"] = y, self.boundary.open(x, y, piece, self.counted())
-        held["k"] = torch.tensor(float(self.counted()), device=self.device)
+        held["k"] = torch.tensor(float(self.counted() or 1), device=self.device)
 
     def _ahead(self, op: Op, held: Held, piece: Piece) -> None:
         first = self.boundary is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ from treeprop_ray.core.loss import check_targets
 from treeprop_ray.core.network import Shape, TreeNetwork, named
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import Rule
-from treeprop_ray.core.scoring import Score
+from treeprop_ray.core.scoring import Metric, Score
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Which, load
 from treeprop_ray.errors import UserError
@@ -100,6 +100,7 @@ class Job:
     sizes: Mapping[str, int]  # samples of each split
     splits: Mapping[str, int]  # evaluation batches of each split
     permutation: Tensor | None = None  # the order in which sequences read their numbers
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # the user's own, beside the loss
 
     @property
     def places(self) -> int:
@@ -301,7 +302,13 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     )
 
 
-def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_steps: int) -> Job:
+def job_over(
+    network: TreeNetwork,
+    settings: Settings,
+    data: DataSet,
+    total_steps: int,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Job:
     """The job over the modules of a network and data that is at hand."""
     method, batches = of(settings), Batches(data, settings.batch, settings.seed)
     parts = named(network.parts())
@@ -319,4 +326,5 @@ def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_step
         sizes=data.sizes,
         splits=data.batch_counts,
         permutation=data.permutation,
+        metrics=metrics or {},
     )

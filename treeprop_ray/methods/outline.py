@@ -72,7 +72,7 @@ class Outline:
         """All figures of a score, for summary.json."""
         more = {"perplexity": perplexity(score.loss)} if self.perplexity else {}
         accuracy = {"accuracy": score.accuracy} if self.judges else {}
-        return {"loss": score.loss, **accuracy, **more}
+        return {"loss": score.loss, **accuracy, **more, **score.own}
 
     def better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
         """Whether the figures of a score beat the best so far."""

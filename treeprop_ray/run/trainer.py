@@ -120,7 +120,7 @@ class Trainer:
         if self.folder and (point := checkpoint.newest(self.folder.storage)):
             self._resume(point)
         path = self.folder.path if self.folder and self.writes else None
-        self.log = Log(path, self.outline, self.start, self.job.optimizer)
+        self.log = Log(path, self.outline, self.start, self.job.optimizer, list(self.job.metrics))
 
     def _resume(self, point: Checkpoint) -> None:
         N, split = self.engine.tree.N, self.settings.split
