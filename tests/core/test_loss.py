@@ -19,7 +19,7 @@ from treeprop_ray.run.trainer import Trainer
 
 SEED = torch.Generator().manual_seed(3)
 X = torch.randn(64, 6, generator=SEED)
-RAY = {"engine": "ray", "placement": "packed", "hosts": 2, "ray.num_cpus": 4}
+RAY = {"engine": "ray", "placement": "packed", "hosts": 2, "ray": {"num_cpus": 4}}
 
 
 class Watch(Callback):

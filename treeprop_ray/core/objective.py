@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from treeprop_ray.core import factor, loss
 from treeprop_ray.core.rng import normal_rows
 from treeprop_ray.core.rule import LossRule, Piece, Rule
+from treeprop_ray.core.states import next_state, split_stem
 
 if TYPE_CHECKING:
     from treeprop_ray.core.network import TreeNetwork
@@ -74,7 +75,8 @@ def tree_objective(
     Returns the objective and each node's unweighted terms.
     """
     tree = network.tree
-    z: dict[int, Tensor] = {0: network.stem(x)}
+    z_0, context = split_stem(network.stem(x))
+    z: dict[int, Tensor] = {0: z_0}
     objective = torch.zeros((), dtype=z[0].dtype)
     terms: dict[int, dict[str, Tensor]] = {}
     own_weight, right_weight = rule.node_weight
@@ -86,14 +88,14 @@ def tree_objective(
     for level in range(1, tree.depth + 1):
         for node in tree.level(level):
             spine = tree.is_spine(node)
-            mu_fwd = network.block(node.left)(boundary(node.l))
+            mu_fwd = next_state(network.block(node.left), boundary(node.l), context)
             right_block = network.block(node.right)
             if spine:
                 right = head_loss(right_block, mu_fwd, y, piece, rule.loss)
                 weight = rule.ce_weight(tree, node)
             else:
                 z_r = boundary(node.r)
-                z_r_hat = right_block(mu_fwd)
+                z_r_hat = next_state(right_block, mu_fwd, context)
                 target = z_r if rule.target_gradient else z_r.detach()
                 right = node_loss(target, z_r_hat, rule.family, piece)
                 weight = right_weight

@@ -65,6 +65,12 @@ class Rule:
     labels_per_sample: int = 1
     recompute: bool = False  # chains: activation checkpointing
     loss: LossRule = LossRule()
+    context: int = 0  # tensors that the stem gives to all blocks besides z_0
+
+    @property
+    def side_inputs(self) -> tuple[str, ...]:
+        """Their names in a schedule."""
+        return tuple(f"c{i}" for i in range(self.context))
 
     @classmethod
     def of(cls, settings: Settings, family: str, labels_per_sample: int = 1) -> Rule:

@@ -14,6 +14,7 @@ from treeprop_ray.core import loss
 from treeprop_ray.core.network import STEM
 from treeprop_ray.core.objective import PLAIN
 from treeprop_ray.core.rule import LossRule
+from treeprop_ray.core.states import split_stem
 from treeprop_ray.core.tree import Edge, Tree
 
 
@@ -26,7 +27,7 @@ class Counts(NamedTuple):
     labels: int  # 0 where a loss knows no right and wrong
 
 
-Through = Callable[[Edge, Tensor], Tensor]  # runs the block of an edge, the stem or the head
+Through = Callable[..., Any]  # (edge, z, context): runs a block, the stem or the head
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,14 @@ def path_states(
     tree: Tree, paths: Mapping[str, Sequence[int]], x: Tensor, through: Through
 ) -> dict[str, Tensor]:
     """The state in front of the head on every path; beginnings that paths share run once."""
-    states: dict[tuple[Edge, ...], Tensor] = {(): through(STEM, x)}
+    z_0, context = split_stem(through(STEM, x))
+    states: dict[tuple[Edge, ...], Tensor] = {(): z_0}
     out = {}
     for name, path in paths.items():
         along = tree.path_edges(path)[:-1]
         for k in range(1, len(along) + 1):
             key = tuple(along[:k])
             if key not in states:
-                states[key] = through(along[k - 1], states[key[:-1]])
+                states[key] = through(along[k - 1], states[key[:-1]], context)
         out[name] = states[tuple(along)]
     return out

@@ -37,6 +37,7 @@ class ChainLoss(nn.Module):
     def forward(self, x: Tensor, y: Tensor, piece: Piece, counted: float) -> Tensor:
         """The piece's share of the mean loss of the whole batch."""
         (host,) = self.host
+        host.at_hand = {}
         z = host.run_part(STEM, x, piece)
         for edge in host.blocks:
             z = host.run_part(edge, z, piece)
@@ -95,9 +96,9 @@ class DataParallelEngine(LocalEngine):
         (name,) = paths
         sums = torch.zeros(4, dtype=torch.float64, device=self.host.device)
         for which in batches[self.rank :: self.workers]:
-            z, y = self.host.opened(which)
+            z, y, *context = self.host.opened(which)
             for edge in self.host.blocks:
-                z = self.host.through(edge, z)
+                z = self.host.through(edge, z, *context)
             counts = self.host.score(z, y)
             sums += torch.tensor(counts, dtype=torch.float64, device=self.host.device)
         distributed.all_reduce(sums)

@@ -21,6 +21,7 @@ from treeprop_ray.core.network import part_state
 from treeprop_ray.core.node import Losses, at_once
 from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.core.rule import Piece
+from treeprop_ray.core.states import Spec
 from treeprop_ray.data.batches import Batches
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.schedule.ops import Call, Op
@@ -49,6 +50,7 @@ class Share:
     batches: Batches | None = None
     device: str = "cpu"
     precision: str = "float32"
+    context: Spec | None = None  # of what the stem gives to all blocks besides z_0
 
 
 class Host:

@@ -71,7 +71,7 @@ class ChainHost(BlockHost):
         With `rule.recompute` only the input is kept for the backward pass, which runs the part
         again; random draws are repeated.
         """
-        block = block or self.parts[edge_name(edge)]
+        block = block or self.with_context(self.parts[edge_name(edge)])
         if self.rule.recompute:
             block = partial(checkpoint, block, use_reentrant=False)
         return self.run_block(block, z, self._seed(edge, piece))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from treeprop_ray.core.network import TreeNetwork
+from treeprop_ray.core.network import STEM, TreeNetwork
 from treeprop_ray.core.objective import PLAIN
 from treeprop_ray.core.rule import LossRule
 from treeprop_ray.core.scoring import Counts, Score, Through, count, path_states
+from treeprop_ray.core.states import next_state
 from treeprop_ray.core.tree import Edge
 from treeprop_ray.errors import UserError
 from treeprop_ray.methods import Method
@@ -50,10 +52,9 @@ def network_through(network: TreeNetwork) -> Through:
     parts = network.eval().parts()
 
     @torch.no_grad()
-    def through(edge: Edge, z: Tensor) -> Tensor:
+    def through(edge: Edge, z: Tensor, context: Any = None) -> Any:
         with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
-            out: Tensor = parts[edge](z)
-        return out
+            return parts[edge](z) if edge == STEM else next_state(parts[edge], z, context)
 
     return through
 

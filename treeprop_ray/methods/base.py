@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from treeprop_ray.config import Settings, recurrent
 from treeprop_ray.core.loss import check_targets
-from treeprop_ray.core.network import Shape, TreeNetwork, named
+from treeprop_ray.core.network import Blueprint, Shape, TreeNetwork, named
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.scoring import Metric, Score
+from treeprop_ray.core.states import Spec
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Which, load
 from treeprop_ray.errors import UserError
@@ -100,6 +101,7 @@ class Job:
     sizes: Mapping[str, int]  # samples of each split
     splits: Mapping[str, int]  # evaluation batches of each split
     permutation: Tensor | None = None  # the order in which sequences read their numbers
+    context: Spec | None = None  # of what the stem gives to all blocks besides z_0
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # the user's own, beside the loss
 
     @property
@@ -120,6 +122,7 @@ class Job:
             self.batches() if opens else None,
             plan.device,
             self.settings.precision,
+            self.context,
         )
 
 
@@ -131,6 +134,7 @@ class Method(ABC):
     short_paths = False  # whether paths besides the chain are trained
     probed = False  # whether the probe can measure it
     replicates = False  # whether engine=train can copy it to several workers
+    takes_context = False  # whether blocks may need more than their state
     recomputes = False  # whether a block's activations can be computed again
 
     def serves(self, settings: Settings) -> bool:
@@ -269,11 +273,17 @@ def batches_of(settings: Settings) -> Batches:
     return Batches(load(settings), settings.batch, settings.seed)
 
 
-def rule_for(method: Method, settings: Settings, family: str, data: DataSet) -> Rule:
+def rule_for(
+    method: Method, settings: Settings, family: str, data: DataSet, context: Spec | None
+) -> Rule:
     """The objective's settings; UserError where the loss cannot take the data's labels."""
     rule = method.rule(settings, family, data.labels_per_sample)
     check_targets(rule.loss, data.train.y[:1], data.classes)
-    return rule
+    if context is None:
+        return rule
+    if not method.takes_context:
+        raise UserError(f"method={method.name}: takes no stem that gives a context besides z_0")
+    return replace(rule, context=context.num_leaves)
 
 
 def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
@@ -281,11 +291,12 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     method = of(settings)
     recipe = method.network(settings, data.shape)
     tree = Tree(recipe.N, settings.split)
+    context = recipe.spec if isinstance(recipe, Blueprint) else None
     return Job(
         method=method,
         settings=settings,
         tree=tree,
-        rule=rule_for(method, settings, recipe.family, data),
+        rule=rule_for(method, settings, recipe.family, data, context),
         optimizer=method.optimizer(settings, tree, total_steps),
         total_steps=total_steps,
         parts=partial(fresh_parts, method, settings, data.shape),
@@ -299,6 +310,7 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
         sizes=data.sizes,
         splits=data.batch_counts,
         permutation=data.permutation,
+        context=context,
     )
 
 
@@ -316,7 +328,7 @@ def job_over(
         method=method,
         settings=settings,
         tree=network.tree,
-        rule=rule_for(method, settings, network.family, data),
+        rule=rule_for(method, settings, network.family, data, network.context),
         optimizer=method.optimizer(settings, network.tree, total_steps),
         total_steps=total_steps,
         parts=lambda names: {name: parts[name] for name in names},
@@ -326,5 +338,6 @@ def job_over(
         sizes=data.sizes,
         splits=data.batch_counts,
         permutation=data.permutation,
+        context=network.context,
         metrics=metrics or {},
     )

@@ -72,14 +72,16 @@ class BlockMethod(Method):
         counts: dict[str, list[Any]] = {name: [] for name in paths}
         answers: dict[str, list[Any]] = {name: [] for name in paths}
         for which in batches:
-            z_0, y = crew.ask(owner[STEM], BlockHost.opened, which, returns=2)
+            returns = 2 + crew.job.rule.context
+            z_0, y, *context = crew.ask(owner[STEM], BlockHost.opened, which, returns=returns)
             states: dict[tuple[Edge, ...], Any] = {(): z_0}
             for name, along in edges.items():
                 for k in range(1, len(along) + 1):
                     key = tuple(along[:k])
                     if key not in states:
                         edge, before = along[k - 1], states[key[:-1]]
-                        states[key] = crew.ask(owner[edge], BlockHost.through, edge, before)
+                        words = (edge, before, *context)
+                        states[key] = crew.ask(owner[edge], BlockHost.through, *words)
                 z = states[tuple(along)]
                 counts[name].append(crew.ask(owner[tree.head], BlockHost.score, z, y))
                 if metrics and isinstance(which, Scoring):

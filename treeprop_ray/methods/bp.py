@@ -51,6 +51,7 @@ class Backpropagation(ChainMethod):
     name = "bp"
     replicates = True
     recomputes = True
+    takes_context = True
 
     def misfit(self, model: str) -> str:
         """Recurrent networks have a backpropagation of their own."""
@@ -73,7 +74,8 @@ class Backpropagation(ChainMethod):
 
     def calls(self, job: Job, plan: Plan) -> list[Call]:
         """A pipeline; with one stage plain backpropagation."""
-        return one_chain_step(len(plan.names), job.stem_trains, job.settings.microbatches)
+        pieces, side_inputs = job.settings.microbatches, job.rule.side_inputs
+        return one_chain_step(len(plan.names), job.stem_trains, pieces, side_inputs)
 
     def host(self, job: Job, plan: Plan, index: int) -> Host:
         """A stage."""

@@ -26,6 +26,7 @@ class TreeProp(BlockMethod):
     name = "tree"
     short_paths = True
     probed = True
+    takes_context = True
 
     def check(self, settings: Settings) -> None:
         """What the objective asks for."""
