@@ -7,9 +7,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treeprop_ray.core.network import Blueprint, TreeNetwork
+    from treeprop_ray.core.network import Blueprint
     from treeprop_ray.data.sets import DataSet, Split
     from treeprop_ray.fitting import fit
+    from treeprop_ray.models.pretrained import TreeNetwork
     from treeprop_ray.run.callbacks import Callback
 
 # Ray reads these when it is first imported, so they are set here.
@@ -23,7 +24,7 @@ __all__ = ["Blueprint", "Callback", "DataSet", "Split", "TreeNetwork", "fit"]
 # Imported on first use: torch takes seconds, and --help does not need it.
 _HOMES = {
     "Blueprint": "core.network", "Callback": "run.callbacks", "DataSet": "data.sets",
-    "Split": "data.sets", "TreeNetwork": "core.network", "fit": "fitting",
+    "Split": "data.sets", "TreeNetwork": "models.pretrained", "fit": "fitting",
 }  # fmt: skip
 
 

@@ -72,8 +72,9 @@ class Machines:
     )
     transport: str = opt(
         "store",
-        "how tensors travel: object store, or Ray Direct Transport (alpha in Ray)",
-        choices=["store", "gloo", "nccl", "nixl"],
+        "how tensors travel: object store; stream: from actor to actor, which run their calls "
+        "without the driver; or Ray Direct Transport (alpha in Ray)",
+        choices=["store", "stream", "gloo", "nccl", "nixl"],
         resumable=True,
     )
     in_flight: int = opt(2, "steps the driver submits ahead", low=1, high=64, resumable=True)

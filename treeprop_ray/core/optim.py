@@ -82,10 +82,7 @@ class PartOptimizer:
         self, parts: Mapping[str, nn.Module], rule: OptimizerRule, first: str = ""
     ) -> None:
         self.rule = rule
-        self.params: dict[str, dict[str, nn.Parameter]] = {
-            name: {k: p for k, p in module.named_parameters() if p.requires_grad}
-            for name, module in sorted(parts.items())
-        }
+        self.params = own_parameters(parts, first)
         ahead = [name for name in self.params if name == first]
         rest = [name for name in self.params if name != first]
         self.optimizers = [(made, o) for made in (ahead, rest) if (o := self._make(made))]
@@ -174,6 +171,19 @@ class PartOptimizer:
                     # `step` is a scalar that fused optimizers want on the parameter's device
                     if mine := slots.get((edge, name)):
                         optimizer.state[p] = {k: v.clone().to(p.device) for k, v in mine.items()}
+
+
+def own_parameters(
+    parts: Mapping[str, nn.Module], first: str = ""
+) -> dict[str, dict[str, nn.Parameter]]:
+    """What each part trains; a tensor that several parts use belongs to one, `first` or by name."""
+    taken: set[int] = set()
+    own: dict[str, dict[str, nn.Parameter]] = {}
+    for name in sorted(parts, key=lambda name: (name != first, name)):
+        mine = {k: p for k, p in parts[name].named_parameters() if p.requires_grad}
+        own[name] = {k: p for k, p in mine.items() if id(p) not in taken}
+        taken |= {id(p) for p in mine.values()}
+    return dict(sorted(own.items()))
 
 
 def global_norm(square_norms: Iterable[Mapping[str, float]]) -> float:

@@ -15,6 +15,7 @@ from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.base import Engine, Span
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.recovery import Recovery
+from treeprop_ray.engine.stream import StreamDriver
 from treeprop_ray.hosts.base import State, StepReport
 from treeprop_ray.methods import Job
 from treeprop_ray.schedule.placement import Plan
@@ -50,13 +51,14 @@ class RayEngine(Engine):
                     calls=mine + more,
                     total=job.places,
                     pieces=settings.microbatches,
-                    direct=settings.transport != "store",
+                    direct=settings.transport not in ("store", "stream"),
                     threads=settings.threads,
                     keep_spans=(len(mine) + 2) * settings.timeline_steps,
                 )
             )
         self.plan = plan
-        self.driver = Driver(
+        kind = StreamDriver if settings.transport == "stream" else Driver
+        self.driver = kind(
             plan,
             roles,
             calls,

@@ -158,6 +158,7 @@ class Host:
             for place, losses in self.losses.items()
             for name, value in losses.take().items()
         ]
+        terms.sort(key=lambda term: term[1] == "ce")  # what goes wrong before the head is named
         report = StepReport(data_seconds=self.data_seconds)
         if terms:
             values = torch.stack([value.double() for _, _, value in terms]).tolist()

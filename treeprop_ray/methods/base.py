@@ -314,6 +314,25 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     )
 
 
+class OwnModules:
+    """The modules of a network that is at hand, as a recipe."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
+        self.parts = parts
+
+    def __call__(self, names: Sequence[str]) -> dict[str, nn.Module]:
+        return {name: self.parts[name] for name in names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where modules of transformers arrive, torchvision must be importable before them."""
+        homes = {type(m).__module__ for part in self.parts.values() for m in part.modules()}
+        if any(home.startswith("transformers") for home in homes):
+            from treeprop_ray.data.vision import prepared
+
+            return prepared, (OwnModules, self.parts)
+        return OwnModules, (self.parts,)
+
+
 def job_over(
     network: TreeNetwork,
     settings: Settings,
@@ -331,7 +350,7 @@ def job_over(
         rule=rule_for(method, settings, network.family, data, network.context),
         optimizer=method.optimizer(settings, network.tree, total_steps),
         total_steps=total_steps,
-        parts=lambda names: {name: parts[name] for name in names},
+        parts=OwnModules(parts),
         batches=lambda: batches,
         shape=data.shape,
         stem_trains=any(p.requires_grad for p in network.stem.parameters()),

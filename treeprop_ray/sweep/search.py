@@ -47,15 +47,15 @@ def draw_points(space: Space, count: int) -> list[Point]:
         points = list(grid_points(space))
         return random.Random(0).sample(points, min(count, len(points)))
     gen = random.Random(0)
-    found: dict[tuple[str, ...], Point] = {}
+    drawn: dict[tuple[str, ...], Point] = {}
     for _ in range(TRIES):
         grid = gen.choice(space.grids)
         point = {key: _draw(axis, gen) for key, axis in grid.items()}
         if not space.excluded(point):
-            found.setdefault(tuple(show(v) for v in point.values()), point)
-        if len(found) == count:
+            drawn.setdefault(tuple(show(v) for v in point.values()), point)
+        if len(drawn) == count:
             break
-    return list(found.values())
+    return list(drawn.values())
 
 
 def _draw(axis: Axis, gen: random.Random) -> Any:
@@ -87,9 +87,9 @@ def optuna_search(
 
         def suggest(self, trial_id: str) -> dict[str, Any] | None:
             for _ in range(TRIES):
-                found = super().suggest(trial_id)
-                if found is None or usable(found):
-                    return {**found, "seed": sweep.seeds[0]} if found else None
+                point = super().suggest(trial_id)
+                if point is None or usable(point):
+                    return {**point, "seed": sweep.seeds[0]} if point else None
                 super().on_trial_complete(trial_id, error=True)
                 with contextlib.suppress(KeyError):
                     self._ot_trials.pop(trial_id)
