@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -17,6 +18,11 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.trainer import Trainer
 
+OWN = """
+from torch.nn import functional as F
+def smooth_l1(outputs, targets):
+    return F.smooth_l1_loss(outputs, targets, reduction="none").mean(1)
+"""
 SEED = torch.Generator().manual_seed(3)
 X = torch.randn(64, 6, generator=SEED)
 RAY = {"engine": "ray", "placement": "packed", "hosts": 2, "ray": {"num_cpus": 4}}
@@ -27,11 +33,6 @@ class Watch(Callback):
 
     def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
         self.summary, self.loss, self.weights = summary, run.log.loss, run.weights
-
-
-def smooth_l1(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A loss of one's own, per sample."""
-    return F.smooth_l1_loss(outputs, targets, reduction="none").mean(1)
 
 
 def network(outputs: int, tokens: bool = False, seed: int = 0) -> TreeNetwork:
@@ -48,7 +49,7 @@ def task(name: str) -> tuple[TreeNetwork, Tensor, Tensor, dict[str, Any]]:
         return network(2), X, torch.stack([X.sum(1), X[:, 0]], 1), {"loss": "mse"}
     if name == "own":
         y = torch.stack([X.sum(1), X[:, 0]], 1)
-        return network(2), X, y, {"loss": f"{__name__}:smooth_l1"}
+        return network(2), X, y, {"loss": "own_losses:smooth_l1"}
     if name == "bce":
         return network(3), X, (X[:, :3] > 0).float(), {"loss": "bce"}
     if name == "weights":
@@ -58,6 +59,15 @@ def task(name: str) -> tuple[TreeNetwork, Tensor, Tensor, dict[str, Any]]:
     x = torch.randint(9, (64, 5), generator=gen)
     hidden = torch.rand(x.shape, generator=gen) < 0.8
     return network(9, tokens=True), x, x.masked_fill(hidden, -100), {}
+
+
+@pytest.fixture(autouse=True)
+def own_losses(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user's own, where actors find it too."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "own_losses.py").write_text(OWN)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
 TASKS = ["mse", "own", "bce", "weights", "masked"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
+from ray import cloudpickle
 from torch import Tensor, nn
 
 import treeprop_ray
@@ -14,6 +16,8 @@ from treeprop_ray.core.network import TreeNetwork
 from treeprop_ray.errors import UserError
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.trainer import Trainer
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors do not have this file
 
 B, T, W = 32, 5, 8
 RAY = {"engine": "ray", "ray": {"num_cpus": 8}}
