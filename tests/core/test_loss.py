@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import pytest
 import torch
+from ray import cloudpickle
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +19,8 @@ from treeprop_ray.core.rule import LossRule
 from treeprop_ray.errors import UserError
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.trainer import Trainer
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import the tests
 
 OWN = """
 from torch.nn import functional as F
