@@ -59,6 +59,7 @@ def load(words: Sequence[str]) -> EvaluateSettings:
 def run(settings: EvaluateSettings) -> None:
     """The evaluate command."""
     from treeprop_ray import methods
+    from treeprop_ray.core.rule import LossRule
     from treeprop_ray.inference import adaptive, paths
     from treeprop_ray.reporting.adaptive import show
     from treeprop_ray.run.reading import open_run
@@ -77,7 +78,7 @@ def run(settings: EvaluateSettings) -> None:
         if text != "all":
             name = text if text in wanted else "path"
             wanted = {name: paths.parse_path(text, outline, method)}
-        scores = paths.score_network(network, wanted, batches)
+        scores = paths.score_network(network, wanted, batches, LossRule.of(of_run))
         table = outline.table(wanted, {s.split: scores})
     print(f"{point.path}\n{table}")
 

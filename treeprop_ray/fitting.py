@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from treeprop_ray import config, methods
 from treeprop_ray.config import OWN, Settings
 from treeprop_ray.core.network import TreeNetwork, named, part_state
+from treeprop_ray.core.scoring import Metric
 from treeprop_ray.data.own import columns_of, own_set
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.callbacks import standard
@@ -35,6 +36,7 @@ def fit(
     columns: Sequence[str] | str | None = None,
     epoch_steps: int = 0,
     callbacks: Sequence[Callback] = (),
+    metrics: Mapping[str, Metric] | None = None,
     **settings: Any,
 ) -> TreeNetwork:
     """Train `network` in place on its data; returns it.
@@ -51,12 +53,16 @@ def fit(
     goes once through the samples in a new order, less an incomplete last batch. `name=` (or `out=`)
     asks for a run folder with checkpoints, metrics and figures; the same call then continues.
     With `validation=` every path is scored after each epoch, with `test` at the end.
+    `metrics={"name": function(outputs, targets) or an object of torchmetrics}` are scored beside
+    the loss (`loss="mse"`, `loss={"label_smoothing": 0.1}`, `loss="package.module:function"`).
     """
     splits = splits_of(data, y, validation, test)
     loader = splits["train"]
     if isinstance(loader, DataLoader) and loader.batch_size and "batch" not in settings:
         settings["batch"] = loader.batch_size
     chosen = read_settings(network, settings, epoch_steps)
+    if metrics and splits["validation"] is None and splits["test"] is None:
+        raise UserError(f"metrics={', '.join(metrics)}: needs validation=(x, y) or test=(x, y)")
     needs = {"probe": "validation", "eval_every": "validation", "eval_test": "test"}
     for key, split in needs.items():
         if key in settings and splits[split] is None:
@@ -64,7 +70,7 @@ def fit(
     count = chosen.step_samples
     samples = own_set(splits, columns_of("columns", columns), count, joined=count // chosen.batch)
     steps = samples.total_steps(count, chosen.epochs, chosen.steps, epoch_steps)
-    job = methods.job_over(network, chosen, samples, steps)
+    job = methods.job_over(network, chosen, samples, steps, metrics)
     folder = RunFolder(chosen) if "name" in settings or "out" in settings else None
     trainer = Trainer(job, folder, [*(standard(chosen) if folder else []), *callbacks])
     trains = [(p, p.requires_grad) for p in network.parameters()]

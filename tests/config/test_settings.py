@@ -17,7 +17,7 @@ epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_no
 betas eps schedule warmup clip
 split family objective alpha beta correction correction_scale sigma noise_schedule mc_samples
 target_gradient detach_levels weights
-model data time probe cff
+model data time probe cff loss
 log_every eval_every eval_test checkpoint_every storage keep_last keep_best
 """
 
@@ -60,7 +60,7 @@ def test_epochs_may_differ_unless_a_step_depends_on_their_number(
 def test_every_key_belongs_to_a_group_with_a_title_and_help_shows_them_all() -> None:
     settings, text = config.Settings(), cli.help_text("", config.Settings).splitlines()
     titles = {title for title, _ in config.describe(config.Settings)}
-    assert len(titles) == 12 and titles <= set(text)
+    assert len(titles) == 13 and titles <= set(text)
     for key, _, _ in config.walk(settings):
         title = title_of(settings, key)
         assert title.endswith(".") and title in titles

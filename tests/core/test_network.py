@@ -9,6 +9,11 @@ from treeprop_ray.models import mlp
 X = torch.randn(6, 5)
 
 
+class Named(nn.Module):
+    def forward(self, z: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"z": z}
+
+
 def blocks(k: int = 4) -> list[nn.Module]:
     return [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(k)]
 
@@ -76,7 +81,7 @@ def test_auxiliary_blocks_follow_changing_shapes() -> None:
         ([nn.Linear(5, 5), nn.Linear(4, 5)], nn.Linear(5, 3), "block 2: does not take"),
         ([nn.Linear(5, 5)], nn.Linear(4, 3), "head: does not take an input of shape"),
         ([], nn.Linear(5, 3), "at least one block"),
-        ([nn.LSTM(5, 5)], nn.Linear(5, 3), "block 1: must return one tensor, not tuple"),
+        ([Named()], nn.Linear(5, 3), "block 1: must return one tensor, not dict"),
         (
             [nn.Linear(5, 6), nn.Linear(6, 7), nn.Linear(7, 8)],
             nn.Linear(8, 3),

@@ -16,8 +16,8 @@ from treeprop_ray.core.network import STEM, TreeNetwork, count_parameters, edge_
 from treeprop_ray.core.objective import head_loss
 from treeprop_ray.core.rule import Piece
 from treeprop_ray.core.tree import Tree
+from treeprop_ray.core.vision import v2  # noqa: F401  (before transformers, which imports torchvision)
 from treeprop_ray.data import Shape
-from treeprop_ray.data.vision import v2  # noqa: F401  (before transformers, which imports torchvision)
 from treeprop_ray.inference.paths import score_network
 from treeprop_ray.models import blueprint, gpt
 from treeprop_ray.models.hf import state_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import treeprop_ray.data.vision  # noqa: F401  (before transformers, which imports torchvision)
+import treeprop_ray.core.vision  # noqa: F401  (before transformers, which imports torchvision)
 from treeprop_ray import TreeNetwork, config, fit
 from treeprop_ray.engine import runtime
 from treeprop_ray.errors import UserError
@@ -31,6 +31,11 @@ def gpt2(layers: int = 4) -> Any:
     )
 
 
+def llama(layers: int = 4) -> Any:
+    words = {**TEXT, "num_hidden_layers": layers, "num_key_value_heads": 1, "pad_token_id": 0}
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**words))
+
+
 def bert(layers: int = 3) -> Any:
     return hf.BertForMaskedLM(hf.BertConfig(**TEXT, num_hidden_layers=layers))
 
@@ -49,7 +54,7 @@ def vit(layers: int = 3) -> Any:
 
 
 MODELS: dict[str, tuple[Callable[..., Any], Callable[[], Tensor]]] = {
-    "gpt2": (gpt2, tokens), "bert": (bert, tokens),
+    "gpt2": (gpt2, tokens), "llama": (llama, tokens), "bert": (bert, tokens),
     "bert_classes": (bert_classes, tokens), "roberta": (roberta, tokens),
     "vit": (vit, lambda: torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1))),
 }  # fmt: skip
@@ -109,6 +114,16 @@ def test_auxiliary_blocks_are_copies_of_the_middle_or_fresh() -> None:
     assert 0.01 < float(fresh.attn.c_attn.weight.detach().std()) < 0.03  # GPT-2's own rule
 
 
+def test_padding_is_left_out_as_transformers_does() -> None:
+    model, x = model_of("llama")
+    x[:4, 6:] = 0
+    there = x != 0
+    network = TreeNetwork.from_pretrained(model, padding=True)
+    with torch.no_grad():
+        expected = model(x, attention_mask=there.long()).logits
+    assert torch.allclose(logits_of(network, x)[there], expected[there], atol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     runtime.start(config.RaySettings(num_cpus=2))
@@ -116,7 +131,7 @@ def local_ray() -> Iterator[None]:
     runtime.stop()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert_classes", "vit"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert_classes", "vit"])
 def test_two_actors_train_it_as_one_process_does(local_ray: None, name: str) -> None:
     states = []
     for where in ({}, {"engine": "ray", "placement": "packed", "hosts": 2}):

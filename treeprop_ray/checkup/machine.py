@@ -109,7 +109,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
 def look(out: str) -> Facts:
     """Gather the facts; `out` is where runs will be written."""
     try:
-        import treeprop_ray.data.vision  # noqa: F401
+        import treeprop_ray.core.vision  # noqa: F401
 
         vision_error = ""
     except Exception as e:  # whatever goes wrong in there is the finding

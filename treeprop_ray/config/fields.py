@@ -30,9 +30,12 @@ def opt(default: Any, help: str, **rule: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def group(cls: type) -> Any:
-    """A field that holds a group of settings, `<field>.<key>`; the docstring is its title."""
-    return field(default_factory=cls)
+def group(cls: type, word: str = "") -> Any:
+    """A field that holds a group of settings, `<field>.<key>`; the docstring is its title.
+
+    `<field>=x` is short for `<field>.<word>=x`, if there is a `word`.
+    """
+    return field(default_factory=cls, metadata={"word": word})
 
 
 def walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:

@@ -57,6 +57,15 @@ def parse_overrides(args: Sequence[str]) -> DictConfig:
         raise UserError(f"{' '.join(args)}: not readable as key=value: {first_line(e)}") from e
 
 
+def _spelled_out(schema: type, layer: DictConfig) -> DictConfig:
+    """`loss=mse` as `loss.name=mse`."""
+    spelled: dict[str, Any] = {str(key): layer._get_node(key) for key in layer}
+    for f in dataclasses.fields(schema):
+        if (word := f.metadata.get("word")) and isinstance(layer.get(f.name), str):
+            spelled[f.name] = {word: layer[f.name]}
+    return OmegaConf.create(spelled)
+
+
 def _check_groups(schema: type, source: str, layer: DictConfig) -> None:
     """`model=3` is a mistake that omegaconf reports without naming the key."""
     for f in dataclasses.fields(schema):
@@ -97,6 +106,7 @@ def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
     base = _defaults(schema)
     known = [key for key, _, _ in walk(schema())]
     for source, layer in layers:
+        layer = _spelled_out(schema, layer)
         _check_groups(schema, source, layer)
         _check_flags(schema, source, layer)
         _check_lists(schema, source, layer)

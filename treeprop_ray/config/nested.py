@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treeprop_ray.config.fields import opt
+from treeprop_ray.config.fields import LARGEST, opt
 from treeprop_ray.config.names import dotted
 from treeprop_ray.errors import UserError
 
@@ -181,6 +181,54 @@ class Time:
             raise UserError(
                 f"time.shards={shards}: a window of {nodes // shards} nodes is shorter than what "
                 f"time.sweeps={self.sweeps} looks back on; use fewer"
+            )
+
+
+@dataclass
+class Loss:
+    """The loss at the head; `loss=mse` is short for loss.name=mse."""
+
+    name: str = opt(
+        "cross_entropy",
+        "cross_entropy: one label of several; bce: several labels, each 0 or 1; mse: numbers; or "
+        "package.module:function(outputs, targets) that gives a loss per sample",
+        choices=["cross_entropy", "mse", "bce"],
+        open=True,
+        later=True,
+    )
+    label_smoothing: float = opt(
+        0.0, "cross_entropy: share of the target given to all classes", low=0, high=1, later=True
+    )
+    ignore_index: int = opt(
+        -100, "cross_entropy, bce: a label of this value does not count", later=True
+    )
+    class_weights: list[float] = opt(
+        [], "cross_entropy: a weight for every class; [] = all 1", later=True
+    )
+
+    def check(self) -> None:
+        """Which loss has what."""
+        cross_entropy = self.name == "cross_entropy"
+        if self.label_smoothing and not cross_entropy:
+            raise UserError(
+                f"loss.label_smoothing={self.label_smoothing}: is for loss.name=cross_entropy, "
+                f"not {self.name}"
+            )
+        if self.class_weights and not cross_entropy:
+            raise UserError(
+                f"loss.class_weights={self.class_weights}: is for loss.name=cross_entropy, "
+                f"not {self.name}"
+            )
+        if any(not 0 <= weight <= LARGEST for weight in self.class_weights):
+            raise UserError(
+                f"loss.class_weights={self.class_weights}: must be numbers of at least 0"
+            )
+        if self.class_weights and not any(self.class_weights):
+            raise UserError(f"loss.class_weights={self.class_weights}: one must be positive")
+        if self.ignore_index != -100 and self.name not in ("cross_entropy", "bce"):
+            raise UserError(
+                f"loss.ignore_index={self.ignore_index}: is for loss.name=cross_entropy and bce, "
+                f"not {self.name}"
             )
 
 

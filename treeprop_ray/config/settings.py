@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from treeprop_ray.config.fields import group, walk
 from treeprop_ray.config.groups import Machines, Objective, Records, Run, Training
 from treeprop_ray.config.names import dotted
-from treeprop_ray.config.nested import TEXTS, Cff, Data, Model, Probe, Time
+from treeprop_ray.config.nested import TEXTS, Cff, Data, Loss, Model, Probe, Time
 from treeprop_ray.errors import UserError
 
 
@@ -20,6 +20,7 @@ class Nested:
     time: Time = group(Time)
     probe: Probe = group(Probe)
     cff: Cff = group(Cff)
+    loss: Loss = group(Loss, word="name")
 
 
 @dataclass
@@ -69,6 +70,11 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
                     f"{key}={getattr(self, key)}: recurrent networks pass the forward state on; "
                     f"use {key}={neutral}"
                 )
+        if self.loss != Loss():
+            raise UserError(
+                f"loss.name={self.loss.name}: recurrent networks have plain cross_entropy; leave "
+                "out loss.*"
+            )
         if self.chain_lr != 1:
             raise UserError(
                 f"chain_lr={self.chain_lr}: is for trees over blocks; through time use time.recipe"

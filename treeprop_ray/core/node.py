@@ -16,12 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from treeprop_ray.core import factor
+from treeprop_ray.core.loss import counted
 from treeprop_ray.core.objective import correction_of, head_loss
 from treeprop_ray.core.rng import derive, normal_rows
 from treeprop_ray.core.rule import Piece, Rule
@@ -150,14 +152,15 @@ class TreeNode:
         if self.wants_adj_r and self.right_weight > 0:
             saved.adj_r = at_z_r if self.right_weight == 1 else self.right_weight * at_z_r
         if rule.beta > 0 and saved.correction is None:
-            saved.correction = self._correction(saved.gradient, piece)
+            saved.correction = self._correction(saved.gradient, 1)
 
-    def receive(self, gradient: Tensor, piece: Piece) -> None:
-        """Step 2 on the spine: the head's answer d(ce)/d(mu_fwd)."""
+    def receive(self, gradient: Tensor, piece: Piece, counted: float = 1) -> None:
+        """Step 2 on the spine: the head's answer d(ce)/d(mu_fwd); `vjp` also asks how many labels
+        of the batch it is the mean of."""
         saved = self.saved[piece.index]
         saved.gradient = gradient
         if self.rule.beta > 0:
-            saved.correction = self._correction(gradient, piece)
+            saved.correction = self._correction(gradient, counted)
 
     def settle(self, piece: Piece) -> Tensor:
         """Step 3. Returns z_n."""
@@ -194,15 +197,22 @@ class TreeNode:
             self.back(saved.mu_fwd, total.to(saved.mu_fwd.dtype), saved.z_l)
         return saved.z_l.grad, saved.adj_r
 
-    def _correction(self, gradient: Tensor, piece: Piece) -> Tensor:
+    def _correction(self, gradient: Tensor, counted: float) -> Tensor:
         """From the gradient of the right-hand loss; of the loss itself where that is scaled."""
         scale = self.scale()
         gradient = gradient if scale == 1 else factor.full(gradient) / scale
-        return correction_of(gradient, self.rule, piece.total)
+        return correction_of(gradient, self.rule, counted)
 
     def _key(self, side: str, piece: Piece) -> int:
         """Seed for randomness inside a block (dropout)."""
         return derive(self.rule.seed, "block", piece.step, self.node.n, side, piece.index)
+
+
+class Labels(NamedTuple):
+    """The labels of a piece, and how many labels of the whole batch count."""
+
+    y: Tensor
+    counted: float
 
 
 class Boundary:
@@ -221,12 +231,15 @@ class Boundary:
         self.tree, self.stem, self.head, self.rule, self.run = tree, stem, head, rule, run
         self.stem_trains = any(p.requires_grad for p in stem.parameters())
         self.z_0: dict[int, Tensor] = {}
-        self.labels: dict[int, Tensor] = {}
+        self.labels: dict[int, Labels] = {}
         self.losses: dict[int, Losses] = {node.n: Losses() for node in tree.spine}
 
-    def open(self, x: Tensor, y: Tensor, piece: Piece) -> Tensor:
-        """z_0 = stem(x); keep the labels for the head."""
-        self.labels[piece.index] = y
+    def open(self, x: Tensor, y: Tensor, piece: Piece, labels: float | None = None) -> Tensor:
+        """z_0 = stem(x); keep the labels for the head. `labels`: how many of the whole batch count,
+        if the piece is not all of it."""
+        self.labels[piece.index] = Labels(
+            y, counted(self.rule.loss, y) if labels is None else labels
+        )
         seed = derive(self.rule.seed, "block", piece.step, 0, "stem", piece.index)
         z_0 = self.run(self.stem, x, seed)
         if self.stem_trains:
@@ -234,15 +247,19 @@ class Boundary:
         return z_0.detach()
 
     def answer(self, n: int, mu_fwd: Tensor, piece: Piece) -> Tensor:
-        """Cross-entropy of head(mu_fwd) and its backward, at once. Returns d(ce)/d(mu_fwd)."""
+        """Loss of head(mu_fwd) and its backward, at once. Returns d(loss)/d(mu_fwd)."""
         leaf = mu_fwd.detach().requires_grad_()
         seed = derive(self.rule.seed, "block", piece.step, n, "head", piece.index)
         assert self.head is not None
-        loss_of = partial(head_loss, self.head, labels=self.labels[piece.index], piece=piece)
-        loss = self.run(loss_of, leaf, seed)
+        loss = self.run(self.loss_of(self.head, piece), leaf, seed)
         self.losses[n].add("ce", loss)
         weight = self.rule.ce_weight(self.tree, self.tree.nodes[n])
         return pull_back(loss, torch.full_like(loss, self.scale()), leaf, weight)
+
+    def loss_of(self, head: nn.Module, piece: Piece) -> Callable[[Tensor], Tensor]:
+        """The loss of a head on the labels of a piece, as a function of its state."""
+        y, labels = self.labels[piece.index]
+        return partial(head_loss, head, labels=y, piece=piece, rule=self.rule.loss, counted=labels)
 
     def close(self, adj_0: Tensor | None, piece: Piece) -> None:
         """Backward of the stem."""

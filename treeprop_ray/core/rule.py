@@ -5,12 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from treeprop_ray.config.names import dotted
 from treeprop_ray.core.tree import Node, Tree
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from treeprop_ray.config import Settings
+
+
+JUDGING = ("cross_entropy", "bce")  # losses whose labels are right or wrong
+
+
+@dataclass(frozen=True)
+class LossRule:
+    """The loss at the head (core/loss.py)."""
+
+    name: str = "cross_entropy"
+    label_smoothing: float = 0.0
+    ignore_index: int = -100
+    class_weights: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Settings) -> LossRule:
+        """The settings loss.*"""
+        s = settings.loss
+        return cls(s.name, s.label_smoothing, s.ignore_index, tuple(s.class_weights))
+
+    @property
+    def own(self) -> bool:
+        """A function of the user's own, package.module:function."""
+        return dotted(self.name)
+
+    @property
+    def judges(self) -> bool:
+        """Whether labels are right or wrong, so that there is an accuracy."""
+        return self.name in JUDGING
 
 
 @dataclass(frozen=True)
@@ -35,6 +65,13 @@ class Rule:
     labels_per_sample: int = 1
     recompute: bool = False  # activation checkpointing
     still: frozenset[int] = frozenset()  # states before which nothing trains (core/frozen.py)
+    loss: LossRule = LossRule()
+    context: int = 0  # tensors that the stem gives to all blocks besides z_0
+
+    @property
+    def side_inputs(self) -> tuple[str, ...]:
+        """Their names in a schedule."""
+        return tuple(f"c{i}" for i in range(self.context))
 
     @classmethod
     def of(cls, settings: Settings, family: str, labels_per_sample: int = 1) -> Rule:
@@ -47,7 +84,9 @@ class Rule:
         chosen = {name: getattr(settings, name) for name in names}
         return cls(
             family=family, own=w.own, right=w.right, ce=w.ce,
-            labels_per_sample=labels_per_sample, **chosen,
+            labels_per_sample=labels_per_sample,
+            loss=LossRule.of(settings),
+            **chosen,
         )  # fmt: skip
 
     @property

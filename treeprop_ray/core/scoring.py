@@ -2,63 +2,102 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from treeprop_ray.core.factor import full
+from treeprop_ray.core import loss
 from treeprop_ray.core.network import STEM
+from treeprop_ray.core.objective import PLAIN
+from treeprop_ray.core.rule import LossRule
+from treeprop_ray.core.states import split_stem
 from treeprop_ray.core.tree import Edge, Tree
 
-Counts = tuple[float, int, int]  # summed cross-entropy, correct labels, labels
-Through = Callable[[Edge, Tensor], Tensor]  # runs the block of an edge, the stem or the head
+
+class Counts(NamedTuple):
+    """Sums over the labels of a batch that count."""
+
+    loss: float
+    weight: float  # what the loss is divided by: labels, or their class weights
+    correct: int
+    labels: int  # 0 where a loss knows no right and wrong
+
+
+Through = Callable[..., Any]  # (edge, z, context): runs a block, the stem or the head
 
 
 @dataclass(frozen=True)
 class Score:
-    """A path on a split: mean cross-entropy and share of correct labels."""
+    """A path on a split: mean loss and share of correct labels (NaN: no such thing)."""
 
     loss: float
     accuracy: float
+    own: Mapping[str, float] = field(default_factory=dict)  # metrics of the user's own
 
     @classmethod
-    def of(cls, counts: Iterable[Counts]) -> Score:
+    def of(cls, counts: Iterable[Counts], own: Mapping[str, float] | None = None) -> Score:
         """From the counts of some batches, added up in their order."""
-        loss, correct, labels = 0.0, 0, 0
+        loss, weight, correct, labels = 0.0, 0.0, 0, 0
         for batch in counts:
-            loss, correct, labels = loss + batch[0], correct + batch[1], labels + batch[2]
-        return cls(loss / labels, correct / labels)
+            loss, weight = loss + batch.loss, weight + batch.weight
+            correct, labels = correct + batch.correct, labels + batch.labels
+        mean = loss / weight if weight else math.nan
+        return cls(mean, correct / labels if labels else math.nan, own or {})
+
+
+Metric = Any  # (outputs, targets) -> a number, or an object of torchmetrics
+
+
+def measure(
+    metrics: Mapping[str, Metric], batches: Sequence[tuple[Tensor, Tensor]]
+) -> dict[str, float]:
+    """Metrics of the user's own over all (outputs, targets) of a split: functions of all at once,
+    or torchmetrics' objects, which see batch after batch."""
+    values: dict[str, float] = {}
+    for name, metric in metrics.items():
+        if hasattr(metric, "update") and hasattr(metric, "compute"):
+            metric.reset()
+            for outputs, targets in batches:
+                metric.update(outputs, targets)
+            values[name] = float(metric.compute())
+        else:
+            outputs, targets = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
+            values[name] = float(metric(outputs, targets))
+    return values
 
 
 @torch.no_grad()
-def count(head: nn.Module, z: Tensor, y: Tensor) -> Counts:
-    """Summed cross-entropy, number of correct labels, number of labels at the head.
+def count(head: nn.Module, z: Tensor, y: Tensor, rule: LossRule = PLAIN) -> Counts:
+    """Summed loss and correct labels at the head.
 
-    A head may bring its own `count(state, labels)` (in chunks over a large vocabulary).
+    A head may bring its own `count(state, labels)` (in chunks over a large vocabulary): summed
+    cross-entropy, correct labels, labels; those of -100 do not count.
     """
-    if hasattr(head, "count"):
-        counts: Counts = head.count(z, y.to(z.device))  # type: ignore[operator]
-        return counts
-    logits = full(head(z)).flatten(0, -2)
-    y = y.to(logits.device).flatten()
-    loss = F.cross_entropy(logits, y, reduction="sum")
-    return float(loss), int((logits.argmax(-1) == y).sum()), y.numel()
+    if loss.plain_head(rule, head, "count"):
+        total, correct, labels = head.count(z, y.to(z.device))  # type: ignore[operator]
+        return Counts(total, labels, correct, labels)
+    outputs = head(z)
+    y = y.to(outputs.device)
+    total = float(loss.total(rule, outputs, y))
+    return Counts(total, loss.counted(rule, y), *loss.correct(rule, outputs, y))
 
 
 def path_states(
     tree: Tree, paths: Mapping[str, Sequence[int]], x: Tensor, through: Through
 ) -> dict[str, Tensor]:
     """The state in front of the head on every path; beginnings that paths share run once."""
-    states: dict[tuple[Edge, ...], Tensor] = {(): through(STEM, x)}
+    z_0, context = split_stem(through(STEM, x))
+    states: dict[tuple[Edge, ...], Tensor] = {(): z_0}
     out = {}
     for name, path in paths.items():
         along = tree.path_edges(path)[:-1]
         for k in range(1, len(along) + 1):
             key = tuple(along[:k])
             if key not in states:
-                states[key] = through(along[k - 1], states[key[:-1]])
+                states[key] = through(along[k - 1], states[key[:-1]], context)
         out[name] = states[tuple(along)]
     return out

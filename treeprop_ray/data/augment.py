@@ -36,7 +36,7 @@ def crop_flip(x: Tensor, seed: int) -> Tensor:
 
 def standard(x: Tensor, seed: int) -> Tensor:
     """Random crop and flip per sample, then RandAugment per group of samples."""
-    from treeprop_ray.data.vision import v2
+    from treeprop_ray.core.vision import v2
 
     transform = v2.RandAugment()
     out = crop_flip(x, seed)

@@ -56,7 +56,6 @@ def own_set(
     train = source_of(given["train"], columns, batch, "train", joined)
     classes = classes or classes_of(given["train"], columns, train)
     example = _example(train)
-    targets(example.y, "train")
     none = example.take(slice(0, 0))
     validation, test = (
         none if given.get(name) is None else held_out(given[name], columns, name, example)
@@ -64,7 +63,7 @@ def own_set(
     )
     for name, split in zip(SPLITS, (train, validation, test), strict=True):
         if isinstance(split, Split):
-            check_labels(targets(split.y, name), classes, name)
+            check_labels(targets(split.y), classes, name)
     dtype = example.x.dtype if example.x.is_floating_point() else torch.float32
     return DataSet("own", train, validation, test, classes, Tensor.clone, dtype, own=True)
 
@@ -154,7 +153,8 @@ def classes_of(given: Any, columns: Columns | None, train: Source | Stream) -> i
     if columns and isinstance(features, Mapping) and columns[1] in features:
         return int(getattr(features[columns[1]], "num_classes", 0) or 0)
     if isinstance(train, Split):
-        return max(1, int(targets(train.y, "y").max()) + 1)
+        y = train.y
+        return y[0].numel() if y.is_floating_point() else max(1, int(y.max()) + 1)
     return 0
 
 

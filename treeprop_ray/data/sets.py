@@ -119,7 +119,7 @@ class DataSet:
 
     def labels(self, y: Tensor) -> Tensor:
         """Stored labels to what the loss takes."""
-        y = targets(y, self.name)
+        y = targets(y)
         if self.own:
             check_labels(y, self.classes, self.name)
         return y

@@ -89,16 +89,9 @@ def short(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:3])) + (", …" if len(numbers) > 3 else "")
 
 
-def targets(y: Tensor, what: str = "y", floats: bool = False) -> Tensor:
-    """Labels as the loss takes them: class numbers, or floats where the loss is one for floats."""
-    if not (y.is_floating_point() or y.is_complex()):
-        return y.long()
-    if floats:
-        return y
-    raise UserError(
-        f"{what}: targets of type {str(y.dtype).removeprefix('torch.')}; the cross-entropy needs "
-        "class numbers (integers): give y.long() if they are classes"
-    )
+def targets(y: Tensor) -> Tensor:
+    """Labels as a loss takes them: whole numbers as int64, others as they are."""
+    return y if y.is_floating_point() else y.long()
 
 
 def check_labels(y: Tensor, classes: int, what: str) -> None:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.objective import head_loss
 from treeprop_ray.core.rule import Piece, cut
-from treeprop_ray.core.scoring import Score
+from treeprop_ray.core.scoring import Counts, Score
 from treeprop_ray.data import Which
 from treeprop_ray.engine.local import LocalEngine
 from treeprop_ray.hosts.chain import ChainHost
@@ -34,14 +34,22 @@ class ChainLoss(nn.Module):
         self.parts = nn.ModuleList(host.parts.values())  # DDP finds the parameters here
         self.host = [host]  # in a list: no module, and not to be found
 
-    def forward(self, x: Tensor, y: Tensor, piece: Piece) -> Tensor:
-        """The piece's share of the cross-entropy of the whole batch."""
+    def forward(self, x: Tensor, y: Tensor, piece: Piece, counted: float) -> Tensor:
+        """The piece's share of the mean loss of the whole batch."""
         (host,) = self.host
+        host.at_hand = {}
         z = host.run_part(STEM, x, piece)
         for edge in host.blocks:
             z = host.run_part(edge, z, piece)
         head = host.tree.head
-        loss_of = partial(head_loss, host.parts[edge_name(head)], labels=y, piece=piece)
+        loss_of = partial(
+            head_loss,
+            host.parts[edge_name(head)],
+            labels=y,
+            piece=piece,
+            rule=host.rule.loss,
+            counted=counted,
+        )
         return host.run_part(head, z, piece, loss_of)
 
 
@@ -67,7 +75,7 @@ class DataParallelEngine(LocalEngine):
             own = replace(piece, index=self.rank * count + piece.index, total=mine.total)
             last = piece is pieces[-1]
             with contextlib.nullcontext() if last else self.model.no_sync():
-                loss = self.model(x[rows], y[rows], own)
+                loss = self.model(x[rows], y[rows], own, self.host.counted())
                 (loss * self.workers * self.host.scale()).backward()
             self.host.note(self.tree.N, "ce", loss)
 
@@ -86,13 +94,12 @@ class DataParallelEngine(LocalEngine):
     ) -> dict[str, Score]:
         """Each worker scores some of the batches; the sums are added up."""
         (name,) = paths
-        sums = torch.zeros(3, dtype=torch.float64, device=self.host.device)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.host.device)
         for which in batches[self.rank :: self.workers]:
-            z, y = self.host.opened(which)
+            z, y, *context = self.host.opened(which)
             for edge in self.host.blocks:
-                z = self.host.through(edge, z)
+                z = self.host.through(edge, z, *context)
             counts = self.host.score(z, y)
             sums += torch.tensor(counts, dtype=torch.float64, device=self.host.device)
         distributed.all_reduce(sums)
-        loss, right, labels = sums.tolist()
-        return {name: Score(loss / labels, right / labels)}
+        return {name: Score.of([Counts(*sums.tolist())])}

@@ -35,13 +35,24 @@ def to_array(t: Tensor | None) -> Any:
     return Bits(t.view(torch.int16).numpy()) if t.dtype == torch.bfloat16 else t.numpy()
 
 
+ALIGNED = 64  # bytes
+
+
 def from_array(value: Any) -> Tensor | None:
     """Back from travelling form; shares memory with the object store: read only."""
     if value is None or isinstance(value, Tensor):
         return value
     if isinstance(value, Bits):
-        return torch.from_numpy(value.array).view(torch.bfloat16)
-    return torch.from_numpy(value)
+        return aligned(torch.from_numpy(value.array)).view(torch.bfloat16)
+    return aligned(torch.from_numpy(value))
+
+
+def aligned(t: Tensor) -> Tensor:
+    """At an address like those of torch's own tensors: products may be rounded otherwise elsewhere.
+
+    The object store packs arrays of less than 2 KB closely, so only small ones are copied.
+    """
+    return t.clone() if t.data_ptr() % ALIGNED else t
 
 
 def pack(tensors: Mapping[str, Tensor | None], groups: Iterable[Iterable[str]]) -> list[Packet]:

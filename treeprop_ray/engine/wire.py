@@ -169,7 +169,7 @@ def unpack(head: Tensor, receive: Any) -> list[Tensor | None]:
             out.append(None)
             continue
         part = body[begin : begin + size]
-        if begin % t[0].itemsize:
+        if part.data_ptr() % 64:  # as torch's own tensors are; products round by the address
             part = part.clone()
         out.append(part.view(t[0]).view(t[1]))
         begin += size

@@ -22,6 +22,7 @@ from treeprop_ray.core.network import part_state
 from treeprop_ray.core.node import Losses, at_once
 from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.core.rule import Piece
+from treeprop_ray.core.states import Spec
 from treeprop_ray.data.batches import Batches
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.hosts.compiled import Compiled
@@ -54,6 +55,7 @@ class Share:
     device: str = "cpu"
     precision: str = "float32"
     backend: str = ""  # of torch.compile; empty: blocks are not compiled
+    context: Spec | None = None  # of what the stem gives to all blocks besides z_0
 
 
 class Host:
@@ -70,7 +72,8 @@ class Host:
         self.verbs: dict[str, Verb] = {}
         self.losses: dict[int, Losses] = {}  # by place: a node, a layer, a depth
         self.held: dict[int, Held] = {}  # per piece of the batch
-        self.current: tuple[int, Tensor, Tensor] | None = None  # the batch of this step
+        # the batch of this step, and its targets as the data gave them
+        self.current: tuple[int, Tensor, Tensor, Tensor] | None = None
         self.at = ""  # where in the network work is going on
         self.awaited = False  # whether other hosts wait for the call under way
         self.later: list[Callable[[], None]] = []  # what nobody waits for
@@ -156,8 +159,8 @@ class Host:
             self.data_seconds += time.perf_counter() - began
             if copies > 1:
                 x, y = torch.cat([x] * copies), torch.cat([y] * copies)
-            self.current = (piece.step, x, y)
-        _, x, y = self.current
+            self.current = (piece.step, x, y, batch[1])
+        _, x, y, _ = self.current
         return x[piece.start : piece.stop], y[piece.start : piece.stop]
 
     def note(self, place: int, name: str, value: Tensor) -> None:

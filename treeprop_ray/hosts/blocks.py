@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from treeprop_ray.core.network import STEM, edge_name
-from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.loss import counted
+from treeprop_ray.core.network import STEM, edge_name, edge_of
+from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.scoring import Counts, count
+from treeprop_ray.core.states import (
+    context_from,
+    leaves_of,
+    next_state,
+    same_structure,
+    split_stem,
+)
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.data.batches import Which
-from treeprop_ray.hosts.base import Host, Share
+from treeprop_ray.hosts.base import Held, Host, Share, there
+from treeprop_ray.schedule.ops import Call
 
 
 class BlockHost(Host):
@@ -19,31 +32,75 @@ class BlockHost(Host):
     def __init__(self, share: Share, tree: Tree, rule: Rule) -> None:
         self.tree, self.rule = tree, rule
         super().__init__(share)
+        self.spec = share.context
+        self.at_hand: Held = {}  # tensors of the piece under way
+        ends = (STEM, tree.head)
+        edges = {name: edge_of(name) for name in self.parts}
+        self.blocks_here = {id(self.parts[k]) for k, edge in edges.items() if edge not in ends}
+
+    # -- the context (core/states.py): made by the stem once per piece, read by every block --------
+
+    def run(self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]) -> Held:
+        """Do a call."""
+        self.at_hand = self.held.setdefault(piece.index, {})
+        return super().run(call, piece, inputs)
+
+    def run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
+        """Run a block with its context, or the stem, which makes it."""
+        return super().run_block(self.with_context(block), z, seed)
+
+    def with_context(self, block: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """A part as a function from state to state; other functions as they are."""
+        if id(block) in self.blocks_here:
+            leaves = [there(self.at_hand, name) for name in self.rule.side_inputs]
+            return partial(next_state, block, context=context_from(leaves, self.spec))
+        if block is self.parts.get(edge_name(STEM)):
+            return partial(self._open_context, block, self.at_hand)
+        return block
+
+    def _open_context(self, stem: Callable[[Tensor], Any], at_hand: Held, x: Tensor) -> Tensor:
+        z_0, context = split_stem(stem(x))
+        same_structure(context, self.spec)
+        at_hand.update(zip(self.rule.side_inputs, leaves_of(context), strict=True))
+        return z_0
+
+    def counted(self, copies: int = 1) -> float:
+        """How many labels of the whole batch at hand count, in `copies` of it."""
+        assert self.current is not None
+        return copies * counted(self.rule.loss, self.current[3])
 
     @torch.no_grad()
-    def opened(self, which: Which) -> tuple[Tensor, Tensor]:
-        """z_0 and the labels of a batch, for an evaluation."""
+    def opened(self, which: Which) -> tuple[Tensor, ...]:
+        """z_0, the labels and the context's tensors of a batch, for an evaluation."""
         assert self.batches is not None
         x, y = self.batches.get(which)
-        return self.through(STEM, x), y
+        z_0 = self.through(STEM, x)
+        return z_0, y, *(there(self.at_hand, name) for name in self.rule.side_inputs)
 
     @torch.no_grad()
-    def through(self, edge: Edge, z: Tensor) -> Tensor:
+    def through(self, edge: Edge, z: Tensor, *context: Tensor) -> Tensor:
         """A block in evaluation mode: no noise, no dropout."""
         self.catch_up()
         module = self.parts[edge_name(edge)]
         module.eval()
+        self.at_hand = {
+            name: t.to(self.device) for name, t in zip(self.rule.side_inputs, context, strict=False)
+        }
         with self.autocast():
-            out = self.tried(lambda: module(z.to(self.device)))
+            out = self.tried(lambda: self.with_context(module)(z.to(self.device)))
         module.train()
         return out
 
+    def answers(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head gives, and the targets, for metrics elsewhere."""
+        return self.through(self.tree.head, z).cpu(), y.cpu()
+
     @torch.no_grad()
     def score(self, z: Tensor, y: Tensor) -> Counts:
-        """Summed cross-entropy, number of correct labels and number of labels at the head."""
+        """The counts of a batch at the head."""
         self.catch_up()
         head = self.parts[edge_name(self.tree.head)].eval()
         with self.autocast():
-            counts = self.tried(lambda: count(head, z.to(self.device), y))
+            counts = self.tried(lambda: count(head, z.to(self.device), y, self.rule.loss))
         head.train()
         return counts

@@ -107,7 +107,13 @@ class CffHost(BlockHost):
             return
         z, head = there(held, op.reads[0]).detach(), self.tree.head
         labels = there(held, "y")
-        loss_of = partial(head_loss, self.parts[edge_name(head)], labels=labels, piece=piece)
+        loss_of = partial(
+            head_loss,
+            self.parts[edge_name(head)],
+            labels=labels,
+            piece=piece,
+            rule=self.rule.loss,
+        )
         loss = self.run_block(loss_of, z, self._seed(head, piece))
         if loss.requires_grad:
             loss.backward(torch.full_like(loss, self.scale()))

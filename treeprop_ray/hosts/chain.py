@@ -72,7 +72,7 @@ class ChainHost(BlockHost):
         With `rule.recompute` only the input is kept for the backward pass, which runs the part
         again; random draws are repeated.
         """
-        block = block or self.parts[edge_name(edge)]
+        block = block or self.with_context(self.parts[edge_name(edge)])
         if self.rule.recompute:
             block = partial(checkpoint, block, use_reentrant=False)
         return self.run_block(block, z, self._seed(edge, piece))
@@ -82,7 +82,8 @@ class ChainHost(BlockHost):
     def _open(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
         x, y = self.places(piece)
-        held["y"], held["z0"] = y, self.boundary.open(x, y, piece)
+        held["y"], held["z0"] = y, self.boundary.open(x, y, piece, self.counted())
+        held["k"] = torch.tensor(float(self.counted() or 1), device=self.device)
 
     def _ahead(self, op: Op, held: Held, piece: Piece) -> None:
         z_in = there(held, op.reads[0]).detach().requires_grad_(self.input_moves)
@@ -95,8 +96,14 @@ class ChainHost(BlockHost):
     def _head(self, op: Op, held: Held, piece: Piece) -> None:
         """Loss and backward of the head; writes the adjoint of its input."""
         leaf, head = there(held, op.reads[0]).detach().requires_grad_(), self.tree.head
-        labels = there(held, "y")
-        loss_of = partial(head_loss, self.parts[edge_name(head)], labels=labels, piece=piece)
+        loss_of = partial(
+            head_loss,
+            self.parts[edge_name(head)],
+            labels=there(held, "y"),
+            piece=piece,
+            rule=self.rule.loss,
+            counted=there(held, "k"),
+        )
         loss = self.run_part(head, leaf, piece, loss_of)
         loss.backward(torch.full_like(loss, self.scale()))
         self.note(self.tree.N, "ce", loss)

@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from treeprop_ray.core import factor
+from treeprop_ray.core import factor, loss
 from treeprop_ray.core.network import STEM, edge_name
-from treeprop_ray.core.objective import head_loss
 from treeprop_ray.core.rng import derive, normal_rows
 from treeprop_ray.core.rule import HeldOut, Piece, Rule
 from treeprop_ray.hosts.base import Held, Verb, there
@@ -41,6 +39,7 @@ class HostProbe:
 
     blocks: dict[str, tuple[float, float, float, float]] = field(default_factory=dict)
     # chain block -> g . g_hat, |g|^2, |g_hat|^2, |g_hat - g|^2
+    labels: float = 0.0  # that count, in the batches of the chain's pass
     kl: dict[int, float] = field(default_factory=dict)
     kl_constant: float = 0.0
     tree_ce: dict[int, float] = field(default_factory=dict)  # spine node -> sum of batch means
@@ -185,12 +184,9 @@ class Gauge:
         """Loss and backward of the deployed head."""
         boundary = self.host.boundary
         assert boundary is not None and boundary.head is not None
-        head, labels = boundary.head, boundary.labels[piece.index]
         leaf = z.detach().requires_grad_()
-
-        def loss_of(state: Tensor) -> Tensor:
-            return head_loss(head, state, labels, piece)
-
+        loss_of = boundary.loss_of(boundary.head, piece)
+        self.found.labels += loss.counted(self.rule.loss, boundary.labels[piece.index].y)
         self.host.run_block(loss_of, leaf, self._seed(self.tree.N, piece)).backward()
         assert leaf.grad is not None
         return leaf.grad
@@ -251,15 +247,13 @@ class Gauge:
             return
         boundary = self.host.boundary
         assert boundary is not None and boundary.head is not None
-        head, labels = boundary.head, boundary.labels[piece.index]
+        head, labels = boundary.head, boundary.labels[piece.index].y
 
         def rows(state: Tensor) -> Tensor:
-            if hasattr(head, "loss_sum"):
+            if loss.plain_head(self.rule.loss, head, "loss_sum"):
                 pairs = zip(state.split(1), labels.split(1), strict=True)
                 return torch.stack([head.loss_sum(z_i, y_i) for z_i, y_i in pairs])  # type: ignore[operator]
-            logits = factor.full(head(state)).flatten(0, -2)
-            ce = cross_entropy(logits, labels.flatten(), reduction="none")
-            return ce.view(len(labels), -1).sum(1)
+            return loss.per_sample(self.rule.loss, head(state), labels)
 
         ce = _wide(self.host.run_block(rows, z, self._seed(self.tree.N, piece)))
         self.found.final_ce += float(ce.sum())

@@ -66,7 +66,7 @@ def combine(
 ) -> dict[str, float]:
     """The row of a probe of `batches` held-out batches with `places` samples each."""
     row = gradients({k: v for host in hosts for k, v in host.blocks.items()}, batches)
-    labels = batches * places * rule.labels_per_sample
+    labels = sum(host.labels for host in hosts)
     kl = dict.fromkeys(tree.nodes, 0.0)
     for host in hosts:
         for n, value in host.kl.items():
@@ -109,7 +109,7 @@ def cosine(dot: float, g: float, g_hat: float) -> float:
     return dot / math.sqrt(g * g_hat) if g > 0 and g_hat > 0 else math.nan
 
 
-def bound(hosts: Sequence[HostProbe], tree: Tree, draws: int, labels: int) -> dict[str, float]:
+def bound(hosts: Sequence[HostProbe], tree: Tree, draws: int, labels: float) -> dict[str, float]:
     """F and its parts, and -log p(y | x) by importance sampling: w = p(z, y | x) / q(z)."""
     row = {}
     for n in tree.nodes:

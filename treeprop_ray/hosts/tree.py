@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from treeprop_ray.core.network import STEM, edge_name
@@ -73,11 +74,15 @@ class TreeHost(BlockHost):
 
     def _open(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
-        held["z0"] = self.boundary.open(*self.places(piece, self.rule.mc_samples), piece)
+        copies = self.rule.mc_samples
+        x, y = self.places(piece, copies)
+        held["z0"] = self.boundary.open(x, y, piece, self.counted(copies))
 
     def _head(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
         held[op.writes[0]] = self.boundary.answer(op.n, there(held, op.reads[0]), piece)
+        for name in op.writes[1:]:  # correction=vjp asks for the number of labels
+            held[name] = torch.tensor(float(self.boundary.labels[piece.index].counted))
 
     def _close(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
@@ -90,7 +95,8 @@ class TreeHost(BlockHost):
         self.nodes[op.n].answer(there(held, op.reads[0]), piece)
 
     def _receive(self, op: Op, held: Held, piece: Piece) -> None:
-        self.nodes[op.n].receive(there(held, op.reads[0]), piece)
+        labels = [float(there(held, name)) for name in op.reads[1:]]
+        self.nodes[op.n].receive(there(held, op.reads[0]), piece, *labels)
 
     def _settle(self, op: Op, held: Held, piece: Piece) -> None:
         held[op.writes[0]] = self.nodes[op.n].settle(piece)

@@ -66,6 +66,11 @@ def with_exits(network: Network, settings: Settings) -> TreeNetwork:
     if not method.short_paths or not isinstance(network, TreeNetwork):
         kind = f"method={method.name} model.name={settings.model.name}"
         raise UserError(f"mode=adaptive: a run with {kind} has no short paths")
+    if settings.loss.name != "cross_entropy":
+        raise UserError(
+            f"mode=adaptive: a sample stops where the softmax is confident, and a run with "
+            f"loss.name={settings.loss.name} has none; use path=all"
+        )
     if settings.model.name == "gpt":
         raise UserError(
             "mode=adaptive: a token that stops early leaves no state for later tokens to "
@@ -85,8 +90,13 @@ def blocks_run(tree: Tree, paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def look(network: TreeNetwork, batches: Iterable[tuple[Tensor, Tensor]]) -> Exits:
-    """Ask every exit about every sample, once; any threshold can be read off the result."""
+def look(
+    network: TreeNetwork, batches: Iterable[tuple[Tensor, Tensor]], ignore_index: int = -100
+) -> Exits:
+    """Ask every exit about every sample, once; any threshold can be read off the result.
+
+    Labels with `ignore_index` are left out.
+    """
     tree, through = network.tree, network_through(network)
     paths = tree.named_paths
     confidence: list[Tensor] = []
@@ -94,8 +104,10 @@ def look(network: TreeNetwork, batches: Iterable[tuple[Tensor, Tensor]]) -> Exit
     for x, y in batches:
         states = path_states(tree, paths, x, through)
         logits = torch.stack([full(through(tree.head, z)).flatten(0, -2) for z in states.values()])
+        keep = y.flatten() != ignore_index
+        logits, y = logits[:, keep], y.flatten()[keep]
         confidence.append(logits.double().softmax(-1).amax(-1).clamp(max=BELOW_ONE))
-        correct.append(logits.argmax(-1) == y.flatten())
+        correct.append(logits.argmax(-1) == y)
     return Exits(
         tuple(paths),
         blocks_run(tree, list(paths.values())),
@@ -141,6 +153,6 @@ def outcomes(
 ) -> tuple[list[Point], dict[str, tuple[int, float]]]:
     """The outcome of every threshold, and (blocks, accuracy) of every exit's path on its own."""
     tree_network = with_exits(network, settings)
-    exits = look(tree_network, batches)
+    exits = look(tree_network, batches, settings.loss.ignore_index)
     points = [at_threshold(exits, t) for t in thresholds_of(threshold)]
     return points, fixed_paths(exits, tree_network.tree.named_paths)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from treeprop_ray.core.network import TreeNetwork
+from treeprop_ray.core.network import STEM, TreeNetwork
+from treeprop_ray.core.objective import PLAIN
+from treeprop_ray.core.rule import LossRule
 from treeprop_ray.core.scoring import Counts, Score, Through, count, path_states
+from treeprop_ray.core.states import next_state
 from treeprop_ray.core.tree import Edge
 from treeprop_ray.errors import UserError
 from treeprop_ray.methods import Method
@@ -54,10 +58,9 @@ def network_through(network: TreeNetwork) -> Through:
     parts = network.eval().parts()
 
     @torch.no_grad()
-    def through(edge: Edge, z: Tensor) -> Tensor:
+    def through(edge: Edge, z: Tensor, context: Any = None) -> Any:
         with autocast(network, z):
-            out: Tensor = parts[edge](z)
-        return out
+            return parts[edge](z) if edge == STEM else next_state(parts[edge], z, context)
 
     return through
 
@@ -66,6 +69,7 @@ def score_network(
     network: Network,
     paths: Mapping[str, Sequence[int]],
     batches: Iterable[tuple[Tensor, Tensor]],
+    loss: LossRule = PLAIN,
 ) -> dict[str, Score]:
     """Score paths of a network in this process."""
     if not isinstance(network, TreeNetwork):
@@ -75,5 +79,5 @@ def score_network(
     for x, y in batches:
         for name, z in path_states(network.tree, paths, x, through).items():
             with autocast(network, z):
-                counts[name].append(count(head, z, y))
+                counts[name].append(count(head, z, y, loss))
     return {name: Score.of(of_path) for name, of_path in counts.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 from treeprop_ray.config import Settings, dotted, recurrent
 from treeprop_ray.core.frozen import frozen_parts
-from treeprop_ray.core.network import STEM, Shape, TreeNetwork, edge_name, named
+from treeprop_ray.core.loss import check_targets
+from treeprop_ray.core.network import STEM, Blueprint, Shape, TreeNetwork, edge_name, named
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import Rule
-from treeprop_ray.core.scoring import Score
+from treeprop_ray.core.scoring import Metric, Score
+from treeprop_ray.core.states import Spec
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Which, load
 from treeprop_ray.errors import UserError
@@ -103,6 +105,8 @@ class Job:
     resumes: bool = True  # whether a stored run goes on with the samples that come next
     runs_tasks: bool = False  # whether reading the samples takes Ray tasks, and CPUs for them
     frozen: frozenset[str] = frozenset()  # parts that do not train
+    context: Spec | None = None  # of what the stem gives to all blocks besides z_0
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # the user's own, beside the loss
 
     @property
     def places(self) -> int:
@@ -127,6 +131,7 @@ class Job:
             plan.device,
             self.settings.precision,
             self.settings.compile_backend if self.settings.compile else "",
+            self.context,
         )
 
 
@@ -138,6 +143,7 @@ class Method(ABC):
     short_paths = False  # whether paths besides the chain are trained
     probed = False  # whether the probe can measure it
     replicates = False  # whether engine=train can copy it to several workers
+    takes_context = False  # whether blocks may need more than their state
     recomputes = False  # whether a block's activations can be computed again
 
     def serves(self, settings: Settings) -> bool:
@@ -309,6 +315,19 @@ def batches_of(settings: Settings, total_steps: int) -> Batches:
     return batches_over(settings, total_steps, load(settings))
 
 
+def rule_for(
+    method: Method, settings: Settings, family: str, data: DataSet, context: Spec | None
+) -> Rule:
+    """The objective's settings; UserError where the loss cannot take the data's labels."""
+    rule = method.rule(settings, family, data.labels_per_sample)
+    check_targets(rule.loss, data.example.y, data.classes)
+    if context is None:
+        return rule
+    if not method.takes_context:
+        raise UserError(f"method={method.name}: takes no stem that gives a context besides z_0")
+    return replace(rule, context=context.num_leaves)
+
+
 def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job of settings; `data` gives shapes and counts, hosts load what they need themselves."""
     method = of(settings)
@@ -325,7 +344,8 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     trained = set(names) - frozen - (set() if stem_trains else {edge_name(STEM)})
     if not trained:
         raise UserError(f"freeze={settings.freeze}: leaves nothing to train")
-    rule = method.rule(settings, recipe.family, data.labels_per_sample)
+    context = recipe.spec if isinstance(recipe, Blueprint) else None
+    rule = rule_for(method, settings, recipe.family, data, context)
     return Job(
         method=method,
         settings=settings,
@@ -347,6 +367,7 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
         resumes=data.resumes,
         runs_tasks=data.runs_tasks,
         frozen=frozen,
+        context=context,
     )
 
 
@@ -368,13 +389,19 @@ class OwnModules:
         """Where modules of transformers arrive, torchvision must be importable before them."""
         homes = {type(m).__module__ for part in self.parts.values() for m in part.modules()}
         if any(home.startswith("transformers") for home in homes):
-            from treeprop_ray.data.vision import prepared
+            from treeprop_ray.core.vision import prepared
 
             return prepared, (OwnModules, self.parts)
         return OwnModules, (self.parts,)
 
 
-def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_steps: int) -> Job:
+def job_over(
+    network: TreeNetwork,
+    settings: Settings,
+    data: DataSet,
+    total_steps: int,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Job:
     """The job over the modules of a network and data that is at hand."""
     method = of(settings)
     parts = named(network.parts())
@@ -383,7 +410,7 @@ def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_step
     trained = {name for name in set(names) - frozen if trains(parts[name])}
     if not trained:
         raise UserError(f"freeze={settings.freeze}: leaves no parameter that requires a gradient")
-    rule = method.rule(settings, network.family, data.labels_per_sample)
+    rule = rule_for(method, settings, network.family, data, network.context)
     return Job(
         method=method,
         settings=settings,
@@ -401,4 +428,6 @@ def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_step
         resumes=data.resumes,
         runs_tasks=data.runs_tasks,
         frozen=frozen,
+        context=network.context,
+        metrics=metrics or {},
     )

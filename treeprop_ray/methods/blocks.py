@@ -18,9 +18,9 @@ from treeprop_ray.core.network import (
     named,
     part_state,
 )
-from treeprop_ray.core.scoring import Score
+from treeprop_ray.core.scoring import Score, measure
 from treeprop_ray.core.tree import Edge, Tree
-from treeprop_ray.data import Which, load
+from treeprop_ray.data import Scoring, Which, load
 from treeprop_ray.hosts.base import HALF
 from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.methods.base import Crew, Method
@@ -72,19 +72,29 @@ class BlockMethod(Method):
         self, crew: Crew, paths: Mapping[str, Sequence[int]], batches: Sequence[Which]
     ) -> dict[str, Score]:
         """Every batch goes along every path, block by block; shared beginnings run once."""
-        tree = crew.job.tree
+        tree, metrics = crew.job.tree, crew.job.metrics
         owner = self.owners(tree, crew.plan)
         edges = {name: tree.path_edges(path)[:-1] for name, path in paths.items()}
         counts: dict[str, list[Any]] = {name: [] for name in paths}
+        answers: dict[str, list[Any]] = {name: [] for name in paths}
         for which in batches:
-            z_0, y = crew.ask(owner[STEM], BlockHost.opened, which, returns=2)
+            returns = 2 + crew.job.rule.context
+            z_0, y, *context = crew.ask(owner[STEM], BlockHost.opened, which, returns=returns)
             states: dict[tuple[Edge, ...], Any] = {(): z_0}
             for name, along in edges.items():
                 for k in range(1, len(along) + 1):
                     key = tuple(along[:k])
                     if key not in states:
                         edge, before = along[k - 1], states[key[:-1]]
-                        states[key] = crew.ask(owner[edge], BlockHost.through, edge, before)
+                        words = (edge, before, *context)
+                        states[key] = crew.ask(owner[edge], BlockHost.through, *words)
                 z = states[tuple(along)]
                 counts[name].append(crew.ask(owner[tree.head], BlockHost.score, z, y))
-        return {name: Score.of(crew.get(asked)) for name, asked in counts.items()}
+                if metrics and isinstance(which, Scoring):
+                    answers[name].append(crew.ask(owner[tree.head], BlockHost.answers, z, y))
+        return {
+            name: Score.of(crew.get(asked), measure(metrics, crew.get(answers[name])))
+            if answers[name]
+            else Score.of(crew.get(asked))
+            for name, asked in counts.items()
+        }

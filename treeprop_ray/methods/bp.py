@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from treeprop_ray.config import Settings, run_name
 from treeprop_ray.core.network import STEM, edge_name
+from treeprop_ray.core.rule import JUDGING
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host
@@ -50,6 +51,7 @@ class Backpropagation(ChainMethod):
     name = "bp"
     replicates = True
     recomputes = True
+    takes_context = True
 
     def misfit(self, model: str) -> str:
         """Recurrent networks have a backpropagation of their own."""
@@ -72,7 +74,8 @@ class Backpropagation(ChainMethod):
 
     def calls(self, job: Job, plan: Plan) -> list[Call]:
         """A pipeline; with one stage plain backpropagation."""
-        return one_chain_step(len(plan.names), job.stem_trains, job.settings.pieces)
+        pieces, side_inputs = job.settings.pieces, job.rule.side_inputs
+        return one_chain_step(len(plan.names), job.stem_trains, pieces, side_inputs)
 
     def host(self, job: Job, plan: Plan, index: int) -> Host:
         """A stage."""
@@ -92,4 +95,5 @@ class Backpropagation(ChainMethod):
             applications=tree.N,
             head_blocks=int(settings.model.output_block),
             perplexity=settings.model.name == "gpt",
+            judges=settings.loss.name in JUDGING,
         )

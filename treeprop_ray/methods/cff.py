@@ -38,6 +38,11 @@ class ForwardForward(ChainMethod):
     def check(self, settings: Settings) -> None:
         """Which networks and batches it takes."""
         super().check(settings)
+        if settings.loss.name != "cross_entropy":
+            raise UserError(
+                f"loss.name={settings.loss.name}: method=cff compares samples by their labels; use "
+                "cross_entropy"
+            )
         if settings.model.name == "gpt":
             raise UserError(f"method=cff: {self.misfit('gpt')}")
         if settings.microbatches > 1:

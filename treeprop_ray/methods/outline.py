@@ -29,6 +29,7 @@ class Outline:
     over_time: bool = False  # places are depths
     head_blocks: int = 0  # the last edge of a path is (or holds) a block like the others
     perplexity: bool = False  # a language model: exp(loss) is the score that counts
+    judges: bool = True  # labels are right or wrong; else the loss is the score that counts
     clean: tuple[Sequence[int], int] | None = None  # path and place whose cross-entropies compare
 
     @property
@@ -55,32 +56,39 @@ class Outline:
         return len(path) - 2 + self.head_blocks
 
     def score(self, score: Score) -> float:
-        """The figure to show: accuracy, or perplexity = exp(mean token loss)."""
-        return perplexity(score.loss) if self.perplexity else score.accuracy
+        """The figure to show: accuracy, perplexity = exp(mean token loss), or the loss itself."""
+        if self.perplexity:
+            return perplexity(score.loss)
+        return score.accuracy if self.judges else score.loss
 
     def show(self, score: Score) -> str:
         """That figure as text."""
         value = self.score(score)
-        return f"{value:.3f}  " if self.perplexity else f"{100 * value:.2f} %"
+        if self.perplexity:
+            return f"{value:.3f}  "
+        return f"{100 * value:.2f} %" if self.judges else f"{value:.4g}  "
 
     def figures(self, score: Score) -> dict[str, float]:
         """All figures of a score, for summary.json."""
         more = {"perplexity": perplexity(score.loss)} if self.perplexity else {}
-        return {"loss": score.loss, "accuracy": score.accuracy, **more}
+        accuracy = {"accuracy": score.accuracy} if self.judges else {}
+        return {"loss": score.loss, **accuracy, **more, **score.own}
 
-    def better(self, loss: float, accuracy: float, best: Mapping[str, float]) -> bool:
-        """Whether a score beats the best so far."""
-        if self.perplexity:
-            return loss < best.get("loss", math.inf)
-        return accuracy > best["accuracy"]
+    def better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        """Whether the figures of a score beat the best so far."""
+        if self.perplexity or not self.judges:
+            return figures["loss"] < best.get("loss", math.inf)
+        return figures["accuracy"] > best["accuracy"]
 
     def table(
         self, paths: Mapping[str, Sequence[int]], scores: Mapping[str, Mapping[str, Score]]
     ) -> str:
-        """Accuracy (or perplexity) of paths on every split, as plain text."""
+        """Accuracy (or perplexity, or loss) of paths on every split, as plain text."""
         lines = [f"{'path':<10} {'blocks':>6}  " + "  ".join(f"{split:>10}" for split in scores)]
         if self.perplexity:
             lines.insert(0, "perplexity = exp(mean token loss)")
+        elif not self.judges:
+            lines.insert(0, "mean loss, lower is better")
         for name, path in paths.items():
             cells = "  ".join(f"{self.show(scores[split][name]):>10}" for split in scores)
             shown = [str(i) for i in path]
@@ -95,7 +103,7 @@ class Outline:
             return {}
         best = tests[0]
         for test in tests:
-            best = test if self.better(test["loss"], test["accuracy"], best) else best
+            best = test if self.better(test, best) else best
         late = {k: statistics.fmean(t[k] for t in tests[-LATE:]) for k in best if k != "epoch"}
         return {"highest": dict(best), "late": late}
 

@@ -9,7 +9,7 @@ from treeprop_ray.config import Settings, family_of, run_name
 from treeprop_ray.core.frozen import still_in_tree
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.optim import OptimizerRule
-from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.rule import JUDGING, Rule
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.tree import TreeHost
@@ -29,6 +29,7 @@ class TreeProp(BlockMethod):
     short_paths = True
     probed = True
     recomputes = True
+    takes_context = True
 
     def check(self, settings: Settings) -> None:
         """What the objective asks for."""
@@ -72,7 +73,7 @@ class TreeProp(BlockMethod):
 
     def probe_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
         """The chain, and the forward waves."""
-        return probe_calls(job.tree, plan.layout, job.stem_trains, job.settings.pieces)
+        return probe_calls(job.tree, job.rule, plan.layout, job.stem_trains, job.settings.pieces)
 
     def owners(self, tree: Tree, plan: Plan) -> dict[Edge, int]:
         """A node's blocks live with it, stem and head at the boundary."""
@@ -124,6 +125,7 @@ class TreeProp(BlockMethod):
             applications=block_applications(rule, tree),
             head_blocks=int(settings.model.output_block),
             perplexity=settings.model.name == "gpt",
+            judges=settings.loss.name in JUDGING,
             clean=(tree.spine_paths[-1], tree.spine[-1].n),
         )
 

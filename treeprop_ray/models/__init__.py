@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from treeprop_ray.config import OWN, Settings, dotted, family_of, imported
-from treeprop_ray.core.network import Blueprint, Shape
+from treeprop_ray.core.network import STEM, Blueprint, Shape
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.models import gpt, mlp, vit
 
@@ -27,4 +30,6 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
     recipe = imported("model.name", name)(settings.model, shape)
     if not isinstance(recipe, Blueprint):
         raise UserError(f"model.name={name}: must give a Blueprint, not {type(recipe).__name__}")
+    with torch.device("meta"):  # a module that two parts share would be trained twice
+        recipe.build_all([STEM, *Tree(recipe.N, settings.split).blocks], 0)
     return recipe

@@ -21,6 +21,7 @@ from treeprop_ray.core.network import Blueprint
 if TYPE_CHECKING:
     from treeprop_ray.config import Model
 
+IGNORED = -100  # labels that do not count
 CHUNK = 2**24  # logits that exist at the same time: 64 MB in float32
 
 
@@ -160,7 +161,7 @@ class Head(nn.Module):
             logits = full(F.linear(h, self.table_VD))
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
             correct += int((logits.argmax(-1) == y).sum())
-        return loss, correct, y_R.numel()
+        return loss, correct, int((y_R != IGNORED).sum())
 
 
 def rows_of(table_VD: Tensor, chunk: int) -> int:
@@ -189,12 +190,15 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         rows = rows_of(table_VD, chunk)
         for at in range(0, len(h), rows):
             h_c, y_c = h[at : at + rows], y_R[at : at + rows, None]
+            ignored = y_c == IGNORED
+            y_c = y_c.masked_fill(ignored, 0)
             logits = full(h_c @ table.T)
             log_z = logits.logsumexp(-1, keepdim=True)
-            total += (log_z - logits.gather(1, y_c)).sum()
+            total += (log_z - logits.gather(1, y_c)).masked_fill(ignored, 0).sum()
+            log_z = log_z.masked_fill(ignored, math.inf)  # a softmax of 0
             if wants_h or wants_table:
                 slope = logits.sub_(log_z).exp_()  # softmax - onehot
-                slope = slope.scatter_add_(1, y_c, -torch.ones_like(log_z)).to(h_c.dtype)
+                slope = slope.scatter_add_(1, y_c, ignored.to(log_z.dtype) - 1).to(h_c.dtype)
             if grad_h is not None:
                 grad_h[at : at + rows] = slope @ table
             if grad_table is not None:

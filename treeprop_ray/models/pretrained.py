@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from treeprop_ray.core import network as core
 from treeprop_ray.core.network import edge_name
 from treeprop_ray.core.rng import seeded
+from treeprop_ray.core.states import spec_of
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.errors import UserError, first_line
 
@@ -177,7 +178,9 @@ class TreeNetwork(core.TreeNetwork):
             raise UserError(f"padding=True: {type(model).__name__} has no pad_token_id")
         stem = Stem(model, anatomy, padding)
         blocks[tree.head] = Head(model, anatomy)
-        made = cls(tree, stem, blocks, "gaussian")
+        context = [*(["cos", "sin"] if anatomy.rotary else []), *(["mask"] if padding else [])]
+        spec = spec_of(dict.fromkeys(context, 0)) if context else None
+        made = cls(tree, stem, blocks, "gaussian", spec)
         made.source, made.tokenizer = (type(model), model.config, anatomy), tokenizer
         return made
 
@@ -222,7 +225,7 @@ def load_model(name: str) -> tuple[Any, Any]:
     """A model of the class that its config names, and its tokenizer if it has one."""
     import transformers
 
-    import treeprop_ray.data.vision  # noqa: F401  (transformers imports torchvision)
+    import treeprop_ray.core.vision  # noqa: F401  (transformers imports torchvision)
 
     try:
         config = transformers.AutoConfig.from_pretrained(name)

@@ -16,7 +16,7 @@ from treeprop_ray.config import Settings
 from treeprop_ray.core.cells import CELLS, GRUCell
 from treeprop_ray.core.network import Shape, count_parameters
 from treeprop_ray.core.rng import seeded
-from treeprop_ray.core.scoring import Score, count
+from treeprop_ray.core.scoring import Counts, Score, count
 from treeprop_ray.core.tree import Tree
 
 READOUT = "readout"
@@ -125,14 +125,13 @@ class TimeNetwork(nn.Module):
         self, paths: Mapping[str, Sequence[int]], batches: Iterable[tuple[Tensor, Tensor]]
     ) -> dict[str, Score]:
         """Score paths on some batches."""
-        sums = {name: [0.0, 0, 0] for name in paths}
+        counts: dict[str, list[Counts]] = {name: [] for name in paths}
         modules = {name: self.path(path) for name, path in paths.items()}
         device = next(self.parameters()).device
         for x, y in batches:
             for name, module in modules.items():
-                for i, value in enumerate(count(module, x.to(device), y)):
-                    sums[name][i] += value
-        return {name: Score(loss / n, right / n) for name, (loss, right, n) in sums.items()}
+                counts[name].append(count(module, x.to(device), y))
+        return {name: Score.of(of_path) for name, of_path in counts.items()}
 
 
 class TorchGRU(nn.Module):

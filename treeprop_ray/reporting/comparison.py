@@ -51,13 +51,19 @@ class Finished:
         return " ".join(["python -m treeprop_ray.train", *words, self.differences()]).strip()
 
 
+def figure_of(score: dict[str, float]) -> tuple[str, float]:
+    """What a score is compared by, and its value."""
+    if "perplexity" in score:
+        return "perplexity of text", score["perplexity"]
+    if "accuracy" in score:
+        return "accuracy in %", 100 * score["accuracy"]
+    return "mean loss", score["loss"]
+
+
 def row_of(run: Finished, split: str) -> dict[str, Any]:
     """One line of the table."""
     s = run.summary
-    scores = {
-        path: score["perplexity"] if "perplexity" in score else 100 * score["accuracy"]
-        for path, score in s["final"][split].items()
-    }
+    scores = {path: figure_of(score)[1] for path, score in s["final"][split].items()}
     short = [f"{path} {value:.2f}" for path, value in scores.items() if path != "full"]
     return {
         "experiment": run.settings["experiment"],
@@ -77,9 +83,10 @@ def write(folders: Sequence[str], to: str, title: str, note: str, split: str) ->
     names = [r.summary["name"] for r in runs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"runs={twice[0]}: given twice")
-    texts = ["perplexity" in r.summary["final"][split]["full"] for r in runs]
-    kind = "perplexity, lower is better" if all(texts) else "accuracy in %"
-    kind = kind if all(texts) or not any(texts) else "perplexity of text, accuracy in % of others"
+    kinds = dict.fromkeys(figure_of(r.summary["final"][split]["full"])[0] for r in runs)
+    kind = ", ".join(kinds)
+    if not any("accuracy" in word for word in kinds) and len(kinds) == 1:
+        kind = f"{kind.removesuffix(' of text')}, lower is better"
     table = markdown([row_of(r, split) for r in runs])
     folder, page = Path(to), Path(f"{to}.md")
     folder.mkdir(parents=True, exist_ok=True)

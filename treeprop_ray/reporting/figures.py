@@ -80,13 +80,17 @@ def loss_curves(steps: pd.DataFrame, places: list[int], kind: str, out: Path) ->
 
 
 def path_scores(epochs: pd.DataFrame, perplexity: bool, out: Path) -> None:
-    """Validation score of every path over the epochs: path_accuracy.png or path_perplexity.png."""
+    """Validation score of every path over the epochs: path_<kind>.png."""
     fig, ax = plt.subplots(figsize=(6, 4))
-    start = "val_loss/" if perplexity else "accuracy/"
+    judged = epochs.filter(like="accuracy/").notna().any(axis=None)
+    kind, unit, scale = ("accuracy", " (%)", "linear") if judged else ("loss", "", "log")
+    if perplexity:
+        kind, unit, scale = "perplexity", "", "log"
+    start = "accuracy/" if kind == "accuracy" else "val_loss/"
     for column in (c for c in epochs.columns if c.startswith(start)):
-        values = np.exp(epochs[column].astype(float)) if perplexity else 100 * epochs[column]
+        values = 100 * epochs[column] if kind == "accuracy" else epochs[column].astype(float)
+        values = np.exp(values) if perplexity else values
         ax.plot(epochs.epoch, values, marker=".", label=column.partition("/")[2])
-    kind, unit, scale = ("perplexity", "", "log") if perplexity else ("accuracy", " (%)", "linear")
     ax.set(xlabel="epoch", ylabel=f"validation {kind}{unit}", yscale=scale)
     ax.grid(alpha=0.3)
     ax.legend()

@@ -117,7 +117,7 @@ def line_of(run: Path, summary: dict[str, Any] | None, rows: pd.DataFrame) -> di
         "kl last": float(last.kl),
         "clean ce": float(last[clean]),
         "tree ce": float(last[clean.replace("clean", "tree")]),
-        "full": float(score.get("accuracy", score.get("perplexity", float("nan")))),
+        "full": float(score.get("accuracy", score.get("loss", float("nan")))),
         "commit": summary["commit"] if summary else "",
     }
 
@@ -198,7 +198,7 @@ def outcome(summary: dict[str, Any] | None) -> str:
     if summary is None:
         return "The run was stopped before its end: there are no test scores."
     final = summary["final"]["test"]
-    kind = "perplexity" if "perplexity" in final["full"] else "accuracy"
+    kind = next(k for k in ("perplexity", "accuracy", "loss") if k in final["full"])
     shown_as = "{:.2%}" if kind == "accuracy" else "{:.3f}"
     paths = ", ".join(f"{path} {shown_as.format(v[kind])}" for path, v in final.items())
     return f"Test {kind}: {paths}."

@@ -45,11 +45,17 @@ class Log:
     """Writes metrics.csv and TensorBoard events, if there is a folder; keeps what is shown."""
 
     def __init__(
-        self, folder: Path | None, outline: Outline, step: int, optimizer: OptimizerRule
+        self,
+        folder: Path | None,
+        outline: Outline,
+        step: int,
+        optimizer: OptimizerRule,
+        metrics: Sequence[str] = (),
     ) -> None:
         columns = [
             "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "data_share",
             "clean_ce", "tree_ce", "leak", *outline.columns, "test_accuracy", "test_loss",
+            *(f"{metric}/{path}" for path in outline.paths for metric in metrics),
         ]  # fmt: skip
         self.outline, self.optimizer = outline, optimizer
         self.file: MetricsFile | None = None
@@ -120,7 +126,10 @@ class Log:
         """A row of validation scores, and of the full chain's test figures where there are any."""
         row: dict[str, Any] = {"kind": "epoch", "step": step, "epoch": epoch}
         for name, score in scores.items():
-            row[f"accuracy/{name}"], row[f"val_loss/{name}"] = score.accuracy, score.loss
+            row[f"val_loss/{name}"] = score.loss
+            row.update({f"{metric}/{name}": value for metric, value in score.own.items()})
+            if self.outline.judges:
+                row[f"accuracy/{name}"] = score.accuracy
         row.update({f"test_{k}": v for k, v in test.items() if k in ("accuracy", "loss")})
         self._write(row)
         self._last = (time.perf_counter(), step)

@@ -34,8 +34,8 @@ class Report(Callback):
     """Figures for Ray Train's own records; all workers report together."""
 
     def on_checkpoint(self, run: Trainer, done: int, scores: Scores) -> None:
-        accuracy = {name: score.accuracy for name, score in scores.items()}
-        ray.train.report({"step": done, "epoch": run.epoch, **accuracy})
+        shown = {name: run.outline.score(score) for name, score in scores.items()}
+        ray.train.report({"step": done, "epoch": run.epoch, **shown})
 
 
 def worker(config: dict[str, Any]) -> None:
@@ -109,7 +109,10 @@ def shown(metrics: Path) -> Iterator[None]:
         while not over.wait(1.0):
             rows = _epochs(metrics)
             for row in rows[known:]:
-                print(f"epoch {row['epoch']}  val full {100 * float(row['accuracy/full']):.2f} %")
+                judged = row["accuracy/full"]
+                loss = f"{float(row['val_loss/full']):.4g}"
+                shown = f"{100 * float(judged):.2f} %" if judged else loss
+                print(f"epoch {row['epoch']}  val full {shown}")
             known = len(rows)
 
     thread = threading.Thread(target=follow, daemon=True)
@@ -125,4 +128,4 @@ def _epochs(metrics: Path) -> list[dict[str, str]]:
     if not metrics.is_file():
         return []
     with metrics.open(newline="") as f:
-        return [row for row in csv.DictReader(f) if row["kind"] == "epoch" and row["accuracy/full"]]
+        return [row for row in csv.DictReader(f) if row["kind"] == "epoch" and row["val_loss/full"]]

@@ -134,7 +134,7 @@ class Trainer:
         if point:
             self._resume(point)
         path = self.folder.path if self.folder and self.writes else None
-        self.log = Log(path, self.outline, self.start, self.job.optimizer)
+        self.log = Log(path, self.outline, self.start, self.job.optimizer, list(self.job.metrics))
 
     def _resume(self, point: Checkpoint) -> None:
         N, split = self.engine.tree.N, self.settings.split
@@ -170,8 +170,8 @@ class Trainer:
     def _test(self, done: int, scores: Scores, saves: bool) -> None:
         """Keep the best validation score with the test score of the same weights beside it, and
         with eval_test the test score of every evaluation."""
-        full = scores["full"]
-        is_best = saves and self.outline.better(full.loss, full.accuracy, self.best)
+        figures = self.outline.figures(scores["full"])
+        is_best = saves and self.outline.better(figures, self.best)
         if not (is_best or self.settings.eval_test):
             return
         test: dict[str, float] = {}
@@ -179,9 +179,9 @@ class Trainer:
             score = self.engine.score({"full": self.outline.paths["full"]}, "test")["full"]
             test = self.outline.figures(score)
         if is_best:
-            self.best = {
-                "accuracy": full.accuracy, "loss": full.loss, "step": done, "test": test,
-            }  # fmt: skip
+            kinds = ("accuracy", "loss")
+            shown = {kind: figures[kind] for kind in kinds if kind in figures}
+            self.best = {**shown, "step": done, "test": test}
         if self.settings.eval_test:
             self.tests.append({"epoch": self.epoch, **test})
 

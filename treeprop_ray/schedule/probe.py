@@ -17,18 +17,20 @@ from __future__ import annotations
 
 import itertools
 
+from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Node, Tree
 from treeprop_ray.schedule.ops import Call, Layout, Op, Wave, interleave, make_calls
+from treeprop_ray.schedule.tree import answers
 
 Rows = tuple[int, str, int, dict[int, list[Op]]]
 
 
 def probe_calls(
-    tree: Tree, layout: Layout, stem_trains: bool, pieces: int
+    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int
 ) -> dict[str, list[Call]]:
     """The calls of one batch of each of the probe's two passes."""
-    chain = [chain_waves(tree, layout, stem_trains, m) for m in range(pieces)]
-    sweep = [sweep_waves(tree, layout, m) for m in range(pieces)]
+    chain = [chain_waves(tree, rule, layout, stem_trains, m) for m in range(pieces)]
+    sweep = [sweep_waves(tree, rule, layout, m) for m in range(pieces)]
     return {"chain": interleave(chain, stride=1), "sweep": interleave(sweep, stride=3)}
 
 
@@ -37,14 +39,19 @@ def chain_owner(tree: Tree, n: int) -> Node:
     return tree.nodes[n] if tree.nodes[n].l == n - 1 else tree.nodes[n - 1]
 
 
-def chain_waves(tree: Tree, layout: Layout, stem_trains: bool, piece: int) -> list[Wave]:
+def chain_waves(
+    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, piece: int
+) -> list[Wave]:
     """Consecutive blocks of one host share a call."""
     N, boundary = tree.N, layout.boundary
     hosts = [(layout.host_of[chain_owner(tree, n).n], n) for n in range(1, N)]
     runs = [(h, [n for _, n in run]) for h, run in itertools.groupby(hosts, lambda pair: pair[0])]
-    waves: list[tuple[str, int, list[Op]]] = [("stem", boundary, [Op("open", 0, (), ("z0",))])]
+    waves: list[tuple[str, int, list[Op]]] = [
+        ("stem", boundary, [Op("open", 0, (), ("z0", *rule.side_inputs))])
+    ]
     for host, run in runs:
-        waves.append(("forward", host, [Op("ahead", n, (f"z{n - 1}",), (f"z{n}",)) for n in run]))
+        ops = [Op("ahead", n, (f"z{n - 1}", *rule.side_inputs), (f"z{n}",)) for n in run]
+        waves.append(("forward", host, ops))
     waves.append(("head", boundary, [Op("top", N, (f"z{N - 1}",), (f"a{N - 1}",))]))
     for host, run in reversed(runs):
         ops = [Op("back", n, (f"a{n}",), (f"a{n - 1}",)) for n in reversed(run)]
@@ -55,10 +62,10 @@ def chain_waves(tree: Tree, layout: Layout, stem_trains: bool, piece: int) -> li
     return make_calls(rows, piece, layout.one_machine)
 
 
-def sweep_waves(tree: Tree, layout: Layout, piece: int) -> list[Wave]:
+def sweep_waves(tree: Tree, rule: Rule, layout: Layout, piece: int) -> list[Wave]:
     """Every level in three ticks, as in training; spine nodes always ask the head."""
     boundary = layout.boundary
-    rows: list[Rows] = [(0, "stem", 0, {boundary: [Op("open", 0, (), ("z0",))]})]
+    rows: list[Rows] = [(0, "stem", 0, {boundary: [Op("open", 0, (), ("z0", *rule.side_inputs))]})]
 
     def wave(clock: int, phase: str, level: int, ops: list[tuple[int, list[Op]]]) -> None:
         by_host: dict[int, list[Op]] = {}
@@ -71,13 +78,13 @@ def sweep_waves(tree: Tree, layout: Layout, piece: int) -> list[Wave]:
         forward, heads, settles = [], [], []
         for node in tree.level(s):
             n, host = node.n, layout.host_of[node.n]
-            lift = Op("lift", n, (f"z{node.l}",), (f"mu{n}",))
+            lift = Op("lift", n, (f"z{node.l}", *rule.side_inputs), (f"mu{n}",))
             settle = Op("settle", n, (), (f"s{n}",))
             if tree.is_spine(node):
                 forward.append((host, [lift]))
-                heads.append((boundary, [Op("head", n, (f"mu{n}",), (f"g{n}",))]))
+                heads.append((boundary, [Op("head", n, (f"mu{n}",), answers(n, rule))]))
                 weigh = Op("weigh", n, (f"s{n}",), (f"z{n}", f"m{n}"))
-                settles.append((host, [Op("receive", n, (f"g{n}",)), settle, weigh]))
+                settles.append((host, [Op("receive", n, answers(n, rule)), settle, weigh]))
             else:
                 r = node.r
                 weigh = Op("weigh", n, (f"s{n}", f"z{r}", f"m{r}"), (f"z{n}", f"m{n}"))

@@ -25,9 +25,11 @@ With beta = 0 the right block is not needed for z_n: its forward and backward (`
 aside and fill the time until the adjoints come.
 
 Tensors are named by what they are: z4 (state), mu4 (spine node's mu_fwd for the head), g4 (the
-head's answer), l2 and r2 (adjoints that node 2 hands to its parent for its z_l and z_r, its own
-contribution plus those of its descendants). Adding up along the tree fixes the order of every
-sum, so results do not depend on the placement.
+head's answer), k4 (correction=vjp: of how many labels g4 is the mean), l2 and r2 (adjoints that
+node 2 hands to its parent for its z_l and z_r, its own contribution plus those of its
+descendants), c0, c1, … (what the stem gives to all blocks besides z_0; each host gets it once per
+piece). Adding up along the tree fixes the order of every sum, so results do not depend on the
+placement.
 """
 
 from __future__ import annotations
@@ -49,6 +51,12 @@ class Phases:
     settle: list[Op] = field(default_factory=list)
     aside: list[Op] = field(default_factory=list)  # any time before the backward call
     backward: list[Op] = field(default_factory=list)
+
+
+def answers(n: int, rule: Rule) -> tuple[str, ...]:
+    """What the head tells spine node n."""
+    summed = rule.beta > 0 and rule.correction == "vjp"
+    return (f"g{n}", f"k{n}") if summed else (f"g{n}",)
 
 
 class Flow:
@@ -85,19 +93,20 @@ class Flow:
         return last and self.at[root.n] == self.boundary
 
     def open(self) -> list[Op]:
-        return [Op("open", 0, (), ("z0",))]
+        return [Op("open", 0, (), ("z0", *self.rule.side_inputs))]
 
     def close(self) -> list[Op]:
         return [Op("close", 0, (f"l{self.tree.root.n}",))] if self.stem_trains else []
 
     def lift(self, node: Node) -> Op:
-        return Op("lift", node.n, (f"z{node.l}",), (f"mu{node.n}",))
+        reads = (f"z{node.l}", *self.rule.side_inputs)
+        return Op("lift", node.n, reads, (f"mu{node.n}",))
 
     def head(self, node: Node) -> Op:
-        return Op("head", node.n, (f"mu{node.n}",), (f"g{node.n}",))
+        return Op("head", node.n, (f"mu{node.n}",), answers(node.n, self.rule))
 
     def receive(self, node: Node) -> Op:
-        return Op("receive", node.n, (f"g{node.n}",))
+        return Op("receive", node.n, answers(node.n, self.rule))
 
     def settle(self, node: Node) -> Op:
         return Op("settle", node.n, (), (f"z{node.n}",))

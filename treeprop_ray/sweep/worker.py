@@ -62,10 +62,14 @@ def score_of(metric: str, scores: Scores) -> float:
     score = scores.get(path) or scores["full"]
     if kind == "perplexity":
         return math.exp(min(score.loss, 700.0))
-    return float(getattr(score, kind))
+    value = float(getattr(score, kind))
+    if math.isnan(value) and kind == "accuracy":
+        raise UserError(f"metric={metric}: this loss knows no right and wrong; use {path}/loss")
+    return value
 
 
 def validation_of(metric: str, summary: Mapping[str, Any]) -> float:
     """The metric of a finished run on the validation split."""
     scores = summary["final"]["validation"]
-    return score_of(metric, {p: Score(v["loss"], v["accuracy"]) for p, v in scores.items()})
+    by_path = {p: Score(v["loss"], v.get("accuracy", math.nan)) for p, v in scores.items()}
+    return score_of(metric, by_path)

@@ -1,4 +1,4 @@
-"""torchvision, importable beside any torch: use `from treeprop_ray.data.vision import v2`.
+"""torchvision, importable beside any torch: use `from treeprop_ray.core.vision import v2`.
 
 torchvision's wheel of the package index is built for CUDA. Beside a CPU torch its compiled library
 does not load, and then even `import torchvision` fails, because it describes two operators that

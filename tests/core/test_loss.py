@@ -1,0 +1,204 @@
+"""Losses at the head: means over the labels of the whole batch that count, on both engines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+import torch
+from ray import cloudpickle
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import treeprop_ray
+from treeprop_ray.core import loss
+from treeprop_ray.core.network import TreeNetwork
+from treeprop_ray.core.rule import LossRule
+from treeprop_ray.errors import UserError
+from treeprop_ray.run.callbacks import Callback
+from treeprop_ray.run.trainer import Trainer
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import the tests
+
+OWN = """
+from torch.nn import functional as F
+def smooth_l1(outputs, targets):
+    return F.smooth_l1_loss(outputs, targets, reduction="none").mean(1)
+"""
+SEED = torch.Generator().manual_seed(3)
+X = torch.randn(64, 6, generator=SEED)
+RAY = {"engine": "ray", "placement": "packed", "hosts": 2, "ray": {"num_cpus": 4}}
+
+
+class Watch(Callback):
+    """Keeps the summary of a run, and its losses."""
+
+    def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
+        self.summary, self.loss, self.weights = summary, run.log.loss, run.weights
+
+
+def network(outputs: int, tokens: bool = False, seed: int = 0) -> TreeNetwork:
+    torch.manual_seed(seed)
+    stem = nn.Embedding(9, 6) if tokens else nn.Linear(6, 6)
+    blocks = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)]
+    example = torch.zeros(2, 5, dtype=torch.long) if tokens else X[:2]
+    return TreeNetwork.from_blocks(stem, blocks, nn.Linear(6, outputs), example=example)
+
+
+def task(name: str) -> tuple[TreeNetwork, Tensor, Tensor, dict[str, Any]]:
+    """Regression, several labels, masked tokens, class weights, a function of one's own."""
+    if name == "mse":
+        return network(2), X, torch.stack([X.sum(1), X[:, 0]], 1), {"loss": "mse"}
+    if name == "own":
+        y = torch.stack([X.sum(1), X[:, 0]], 1)
+        return network(2), X, y, {"loss": "own_losses:smooth_l1"}
+    if name == "bce":
+        return network(3), X, (X[:, :3] > 0).float(), {"loss": "bce"}
+    if name == "weights":
+        words = {"loss": {"class_weights": [1, 5, 0.5], "label_smoothing": 0.1}}
+        return network(3), X, X[:, :3].argmax(1), words
+    gen = torch.Generator().manual_seed(5)
+    x = torch.randint(9, (64, 5), generator=gen)
+    hidden = torch.rand(x.shape, generator=gen) < 0.8
+    return network(9, tokens=True), x, x.masked_fill(hidden, -100), {}
+
+
+@pytest.fixture(autouse=True)
+def own_losses(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user's own, where actors find it too."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "own_losses.py").write_text(OWN)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+
+TASKS = ["mse", "own", "bce", "weights", "masked"]
+
+
+def trained(name: str, **settings: Any) -> Watch:
+    net, x, y, words = task(name)
+    watch = Watch()
+    words = {"epochs": 2, "batch": 16, "lr": 0.01, "seed": 4, **words, **settings}
+    treeprop_ray.fit(net, x, y, validation=(x, y), callbacks=[watch], **words)
+    return watch
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_both_engines_give_the_same_weights(name: str) -> None:
+    for more in ({"beta": 0.3, "microbatches": 3}, {"method": "bp", "microbatches": 2}):
+        here, there = trained(name, **more), trained(name, **more, **RAY)
+        assert here.weights.keys() == there.weights.keys()
+        assert all(torch.equal(here.weights[k], there.weights[k]) for k in here.weights)
+        assert here.summary["final"] == there.summary["final"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_pieces_of_a_batch_do_not_change_the_mean(name: str) -> None:
+    for method in ("tree", "bp"):
+        whole, cut = (
+            trained(name, microbatches=m, method=method, precision="float64", optimizer="sgd")
+            for m in (1, 5)
+        )
+        for key, value in whole.weights.items():
+            torch.testing.assert_close(cut.weights[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_ignored_labels_are_counted_nowhere() -> None:
+    net, x, y, _ = task("masked")
+    watch = Watch()
+    treeprop_ray.fit(
+        net, x, y, validation=(x, y), callbacks=[watch], epochs=1, batch=64, lr=1e-9, method="bp"
+    )
+    with torch.no_grad():
+        logits = net(x)
+    expected = F.cross_entropy(logits.flatten(0, 1), y.flatten())  # torch's mean leaves -100 out
+    assert watch.loss == pytest.approx(float(expected), rel=1e-4)
+    full = watch.summary["final"]["validation"]["full"]
+    keep = y != -100
+    assert full["loss"] == pytest.approx(float(expected), rel=1e-4)
+    assert full["accuracy"] == float((logits.argmax(-1) == y)[keep].double().mean())
+
+
+def test_a_batch_without_a_label_that_counts_has_no_loss() -> None:
+    net, x, y, _ = task("masked")
+    for method in ("tree", "bp"):
+        watch, words = Watch(), {"method": method, "objective": "final_ce", "epochs": 1}
+        treeprop_ray.fit(net, x, torch.full_like(y, -100), callbacks=[watch], batch=32, **words)
+        assert watch.loss == 0
+
+
+def test_losses_are_those_of_torch() -> None:
+    logits, labels = torch.randn(8, 3), torch.tensor([0, 1, 2, -100, 1, 1, 0, 2])
+    rule = LossRule(label_smoothing=0.2, class_weights=(1.0, 2.0, 0.5))
+    mean = loss.total(rule, logits, labels) / loss.counted(rule, labels)
+    expected = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 0.5]), label_smoothing=0.2)
+    torch.testing.assert_close(mean, expected(logits, labels))
+    targets = torch.rand(8, 3)
+    for name, theirs in (("mse", nn.MSELoss()), ("bce", nn.BCEWithLogitsLoss())):
+        rule = LossRule(name)
+        mean = loss.total(rule, logits, targets) / loss.counted(rule, targets)
+        torch.testing.assert_close(mean, theirs(logits, targets))
+        each = loss.per_sample(rule, logits, targets)
+        torch.testing.assert_close(each.sum(), loss.total(rule, logits, targets))
+
+
+def test_without_right_and_wrong_the_loss_is_the_score() -> None:
+    summary = trained("mse").summary
+    figures = summary["final"]["validation"]["full"]
+    assert figures.keys() == {"loss"} and "lower is better" in summary["table"]
+    assert summary["best_validation"]["loss"] == pytest.approx(figures["loss"])
+    assert "accuracy" in trained("bce").summary["final"]["validation"]["full"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({}, "loss.name=cross_entropy: labels must be whole numbers"),
+        ({"loss": "mae"}, "loss.name=mae: one of cross_entropy, mse, bce, or package.module"),
+        ({"loss": {"name": "mse", "label_smoothing": 0.1}}, "loss.label_smoothing=0.1: is for"),
+        ({"loss": {"name": "mse", "class_weights": [1]}}, "loss.class_weights=.1.0.: is for"),
+        ({"loss": "no.such:thing"}, "loss.name=no.such:thing: cannot be imported"),
+        ({"loss": 3}, "loss=3: is a group of settings"),
+        ({"loss": "mse", "method": "cff"}, "loss.name=mse: method=cff compares"),
+    ],
+)
+def test_wrong_words_are_one_line(words: dict[str, Any], says: str) -> None:
+    net, x, y, _ = task("mse")
+    with pytest.raises(UserError, match=says) as caught:
+        treeprop_ray.fit(net, x, y, epochs=1, batch=16, **words)
+    assert "\n" not in str(caught.value)
+
+
+def mean_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().mean()
+
+
+class Largest:
+    """As torchmetrics' objects are: batch after batch."""
+
+    def reset(self) -> None:
+        self.value = 0.0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.value = max(self.value, float((outputs - targets).abs().max()))
+
+    def compute(self) -> Tensor:
+        return torch.tensor(self.value)
+
+
+@pytest.mark.parametrize("more", [{}, RAY], ids=["local", "ray"])
+def test_metrics_of_ones_own_are_scored_beside_the_loss(more: dict[str, Any]) -> None:
+    net, x, y, words = task("mse")
+    watch, metrics = Watch(), {"mae": mean_error, "largest": Largest()}
+    treeprop_ray.fit(
+        net, x, y, validation=(x, y), callbacks=[watch], metrics=metrics, epochs=1, batch=16,
+        **words, **more,
+    )  # fmt: skip
+    with torch.no_grad():
+        error = (net(x) - y).abs()
+    full = watch.summary["final"]["validation"]["full"]
+    assert full["mae"] == pytest.approx(float(error.mean()), rel=1e-5)
+    assert full["largest"] == pytest.approx(float(error.max()), rel=1e-5)
+    assert watch.summary["final"]["validation"]["spine-1"].keys() == full.keys()
