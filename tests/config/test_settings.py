@@ -21,7 +21,7 @@ model data time probe cff loss
 log_every eval_every eval_test checkpoint_every storage keep_last keep_best
 """
 
-MAY_DIFFER = """
+MAY_DIFFER = """data.epoch_steps 
 name out fresh engine device threads log_every checkpoint_every keep_last keep_best epochs steps
 data.root experiment placement hosts cpus_per_actor gpus_per_actor strategy transport in_flight
 timeline_steps snapshot_every max_failures wave_timeout storage recompute eval_test ray.address

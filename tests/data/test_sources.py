@@ -241,7 +241,7 @@ class Broken(MapStyle):
 @pytest.mark.parametrize(
     ("data", "words", "line"),
     [
-        ((X, Y.float()), {}, "float32; the cross-entropy needs class numbers"),
+        ((X, Y.float()), {}, "labels must be whole numbers, not torch.float32"),
         ((DataLoader(MapStyle(), 8), Y), {}, "is no number, array or picture"),
         ((X, Y[:-1]), {}, "train x has 50 samples, y has 49 labels"),
         ((X[:0], Y[:0]), {}, "train: has no samples"),

@@ -201,7 +201,7 @@ def test_calls_visit_every_block_once_and_read_what_was_made(N: int, kind: str) 
         "per_node": Layout({n: n for n in tree.nodes}),
         "packed": pack(tree, min(3, len(tree.nodes))),
     }[kind]
-    calls = probe_calls(tree, layout, True, pieces=2)
+    calls = probe_calls(tree, Rule(), layout, True, pieces=2)
     for name, verbs in (("chain", ["ahead", "back"]), ("sweep", ["lift", "settle", "weigh"])):
         made: set[tuple[int, int, str]] = set()
         fellows: dict[tuple[int, str], tuple[str, ...]] = {}  # what travels together
