@@ -157,19 +157,23 @@ def _optuna(
             known.append((trial.point, validation_of(sweep.space.metric, summary)))
     tried = {trial.settings.name for trial in past}
 
-    def usable(point: Mapping[str, Any]) -> bool:
+    def take(point: Mapping[str, Any]) -> bool:
+        """Whether a proposal is to be run; once at most, as equal ones would share a folder."""
         try:
             trial = sweep.trial(point, sweep.seeds[0])
             need(trial.settings, cluster)
         except UserError:
             return False
-        return not sweep.space.excluded(point) and trial.settings.name not in tried
+        if sweep.space.excluded(point) or trial.settings.name in tried:
+            return False
+        tried.add(trial.settings.name)
+        return True
 
     left = settings.samples - len(past)
     if left <= 0:
         print(f"{len(past)} settings are tried; samples={settings.samples} asks for no more")
         return failed
-    search = optuna_search(sweep, known, usable)
+    search = optuna_search(sweep, known, take)
     return failed + _fit(settings, sweep, cluster, extra, search, left, view)
 
 
@@ -190,13 +194,11 @@ def _fit(
 
     follow = Follow(sweep, view)
     trainable = tune.with_parameters(run_trial, sweep=sweep, cluster=cluster)
-    first = next(iter(sweep.trials()), None)
-    epochs = first.settings.epochs if first else 1
     tuner = tune.Tuner(
         tune.with_resources(trainable, bundles),
         tune_config=tune.TuneConfig(
             search_alg=search,
-            scheduler=scheduler(settings.scheduler, sweep.space.mode, epochs),
+            scheduler=scheduler(settings.scheduler, sweep.space.mode, sweep.epochs),
             num_samples=count,
             max_concurrent_trials=settings.max_concurrent or None,
             reuse_actors=True,  # a process imports torch once
