@@ -29,7 +29,7 @@ def one_line(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """" (own.py, line 12)": where in the user's own files an error arose; empty if in none."""
+    """ " (own.py, line 12)": where in the user's own files an error arose; empty if in none."""
     ours = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
     site = sysconfig.get_path("purelib")
     theirs = tuple(str(Path(site) / name) for name in ("torch", "ray"))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -23,8 +26,20 @@ from treeprop_ray.run.trainer import Trainer
 GIVEN = {"experiment", "model", "data", "time", "split", "family"}  # by network, x and y
 FOLDER = {
     "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "log_every", "probe",
-    "timeline_steps",
+    "timeline_steps", "loggers",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What `fit` gives back."""
+
+    network: TreeNetwork  # trained, on the CPU
+    history: pd.DataFrame  # the rows of metrics: kind (step or epoch), step, epoch, losses, scores
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]]  # split -> path -> loss, accuracy
+    paths: Mapping[str, Sequence[int]]  # the paths by name, `full` is the whole chain
+    folder: Path | None  # the run folder, with name= or out=
+    summary: Mapping[str, Any]  # what summary.json of a run folder holds
 
 
 def fit(
@@ -36,8 +51,8 @@ def fit(
     test: tuple[Tensor, Tensor] | None = None,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
-) -> TreeNetwork:
-    """Train `network` in place on inputs x (n, …) and integer labels y (n, …); returns it.
+) -> Fitted:
+    """Train `network` in place on inputs x (n, …) and integer labels y (n, …); see `Fitted`.
 
     Keywords are the settings of the train command (`epochs=20, lr=3e-4, alpha=1.0, beta=0.5,
     sigma=0.005, objective="node_all_ce", …`); nested ones as `weights={"right": 0.5}`. An epoch
@@ -46,7 +61,9 @@ def fit(
     With `validation=(x, y)` every path is scored after each epoch, with `test` at the end.
     """
     chosen = read_settings(network, settings)
-    needs = {"probe": validation, "eval_every": validation, "eval_test": test}
+    needs = {
+        "probe": validation, "eval_every": validation, "eval_test": test, "patience": validation,
+    }  # fmt: skip
     for key, pair in needs.items():
         if key in settings and pair is None:
             split = "test" if key == "eval_test" else "validation"
@@ -56,11 +73,20 @@ def fit(
     job = methods.job_over(network, chosen, data, min(chosen.steps or sys.maxsize, steps))
     folder = RunFolder(chosen) if "name" in settings or "out" in settings else None
     trainer = Trainer(job, folder, [*(standard(chosen) if folder else []), *callbacks])
-    trainer.train()
+    summary = trainer.train()
     for name, module in named(network.cpu().parts()).items():
         if mine := part_state(trainer.weights, name):  # backpropagation has no auxiliary blocks
             module.load_state_dict(mine)
-    return network
+    return fitted(network, trainer, summary)
+
+
+def fitted(network: TreeNetwork, trainer: Trainer, summary: Mapping[str, Any]) -> Fitted:
+    """The result of a run that is over."""
+    folder = trainer.folder.path if trainer.folder else None
+    history = pd.DataFrame(trainer.log.rows, columns=trainer.log.columns)
+    if folder and "csv" in trainer.settings.loggers:  # there earlier parts of the run are too
+        history = pd.read_csv(folder / "metrics.csv")
+    return Fitted(network, history, summary["final"], trainer.outline.paths, folder, summary)
 
 
 def data_of(

@@ -57,18 +57,21 @@ def local_ray() -> Iterator[None]:
     runtime.stop()
 
 
-class Fragile(nn.Module):
-    """Breaks in its fourth training step."""
+def fragile() -> nn.Module:
+    """Breaks in its fourth training step; a class of a function travels as it is."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.calls = nn.Linear(5, 5), 0
+    class Fragile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(5, 5), 0
 
-    def forward(self, z: Tensor) -> Tensor:
-        self.calls += self.training
-        if self.calls == 4:
-            raise ValueError("the block broke")
-        return torch.tanh(self.linear(z))
+        def forward(self, z: Tensor) -> Tensor:
+            self.calls += self.training
+            if self.calls == 4:
+                raise ValueError("the block broke")
+            return torch.tanh(self.linear(z))
+
+    return Fragile()
 
 
 LINE = next(
@@ -88,7 +91,11 @@ def network_with(block: nn.Module) -> TreeNetwork:
     own: list[nn.Module] = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(4)]
     own[2] = block
     return TreeNetwork.from_blocks(
-        None, own, nn.Linear(5, 2), example=torch.zeros(2, 5), auxiliary=lambda l, r: nn.Linear(5, 5)
+        None,
+        own,
+        nn.Linear(5, 2),
+        example=torch.zeros(2, 5),
+        auxiliary=lambda l, r: nn.Linear(5, 5),
     )
 
 
@@ -98,7 +105,7 @@ def test_an_error_in_an_own_block_names_node_step_and_the_own_line(
 ) -> None:
     x, y = torch.randn(64, 5), torch.arange(64) % 2
     with pytest.raises(TrainingError) as caught:
-        fit(network_with(Fragile()), x, y, batch=16, epochs=5, **where)
+        fit(network_with(fragile()), x, y, batch=16, epochs=5, **where)
     wanted = f"node 3, level 2, step 3: ValueError: the block broke (test_messages.py, line {LINE})"
     assert wanted in str(caught.value)
 
@@ -117,9 +124,12 @@ def test_an_own_factory_that_raises_is_one_line(tmp_path: Path, engine: str) -> 
     (tmp_path / "own.py").write_text(OWN)
     texts = {}
     for factory in ("network", "half_network"):
-        words = [f"model.name=own:{factory}", f"engine={engine}", "steps=9", "family=gaussian"]
+        words = [
+            f"model.name=own:{factory}", f"engine={engine}", "steps=9", "family=gaussian",
+            f"out={tmp_path}", f"name={factory}",
+        ]  # fmt: skip
         ran = subprocess.run(
-            [sys.executable, "-m", "treeprop_ray.train", *words, f"out={tmp_path}", f"name={factory}"],
+            [sys.executable, "-m", "treeprop_ray.train", *words],
             cwd=tmp_path, capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
         )  # fmt: skip

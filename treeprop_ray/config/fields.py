@@ -20,8 +20,11 @@ def opt(default: Any, help: str, **rule: Any) -> Any:
 
     low=, high=, above=: the range of a number. choices=: the values of a text; open=True: or
     package.module:factory. resumable=True: may differ when a run is taken up again, as it does not
-    change what is computed. of_total=True: a share of all steps.
+    change what is computed. of_total=True: a share of all steps. later=True: younger than runs that
+    have names, so at its default it is no part of a run's name.
     """
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": help, **rule})
     return field(default=default, metadata={"help": help, **rule})
 
 
@@ -52,9 +55,11 @@ def check_field(key: str, f: dataclasses.Field[Any], value: Any) -> None:
     """Raise UserError when `value` breaks the rule of its field."""
     rule = f.metadata
     is_open = rule.get("open", False)
-    if "choices" in rule and value not in rule["choices"] and not (is_open and dotted(value)):
-        more = ", or package.module:factory" if is_open else ""
-        raise UserError(f"{key}={value}: one of {', '.join(rule['choices'])}{more}")
+    for each in value if isinstance(value, list) else [value]:
+        if "choices" in rule and each not in rule["choices"] and not (is_open and dotted(each)):
+            more = ", or package.module:factory" if is_open else ""
+            some = "some of" if isinstance(value, list) else "one of"
+            raise UserError(f"{key}={value}: {some} {', '.join(rule['choices'])}{more}")
     if isinstance(value, str) and not value.isprintable():
         raise UserError(f"{key}={value}: must not hold control characters")
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -78,6 +78,8 @@ class HostActor:
         self._gauges = _Gauges(role.name)
 
     def __repr__(self) -> str:
+        if not hasattr(self, "role"):  # Ray asks when it could not even unpack the role
+            return type(self).__name__
         return f"{self.role.name} {self.role.about}"
 
     def ready(self) -> str:

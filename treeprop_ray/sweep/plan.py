@@ -163,9 +163,7 @@ def digest(settings: Settings, leave_out: Collection[str] = ()) -> str:
     counted = {
         k: show(v)
         for k, _, v in config.walk(settings)
-        if (k not in RESUMABLE or k in ("epochs", "steps"))
-        and k not in leave_out
-        and v != default[k]
+        if (k not in RESUMABLE or k in config.LENGTH) and k not in leave_out and v != default[k]
     }
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:6]
 
