@@ -32,7 +32,9 @@ def main(
     try:
         if "--help" in words or "-h" in words:
             said = [w for w in words if not w.startswith("-")]
-            print(help_text(doc, load(said) if said else schema(), "values" if said else "defaults"))
+            print(
+                help_text(doc, load(said) if said else schema(), "values" if said else "defaults")
+            )
             return DONE
         given = [w for w in words if w.startswith("-")]
         for other in given:

@@ -25,7 +25,7 @@ from treeprop_ray.run.trainer import Trainer
 
 GIVEN = {"experiment", "model", "data", "time", "split", "family"}  # by network, x and y
 FOLDER = {
-    "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "log_every", "probe",
+    "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "probe",
     "timeline_steps", "loggers",
 }  # fmt: skip
 
@@ -119,6 +119,8 @@ def read_settings(network: TreeNetwork, given: Mapping[str, Any]) -> Settings:
             raise UserError(f"{key}={value}: not for fit; the network, x and y say it")
         if root in FOLDER and not {"name", "out"} & given.keys():
             raise UserError(f"{key}={value}: needs a run folder; give name=… too")
+        if root == "cff" and given.get("method") != "cff":
+            raise UserError(f"{key}={value}: needs method=cff")
     if given.get("engine") == "train":
         raise UserError("engine=train: belongs to the train command; fit has local and ray")
     own = {

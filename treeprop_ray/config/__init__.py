@@ -21,7 +21,7 @@ from treeprop_ray.config.settings import RESUMABLE, Settings, family_of, recurre
 
 __all__ = [
     "EXPERIMENTS", "LENGTH", "OWN", "RESUMABLE", "TEXTS", "Cff", "Data", "Model", "Probe",
-    "RaySettings", "Settings", "Time", "Weights", "describe", "differences", "dotted", "experiment_file",
-    "family_of", "group", "imported", "load", "load_file", "merge", "opt", "parse_overrides",
-    "read_yaml", "recurrent", "run_name", "to_yaml", "walk",
+    "RaySettings", "Settings", "Time", "Weights", "describe", "differences", "dotted",
+    "experiment_file", "family_of", "group", "imported", "load", "load_file", "merge", "opt",
+    "parse_overrides", "read_yaml", "recurrent", "run_name", "to_yaml", "walk",
 ]  # fmt: skip
