@@ -37,9 +37,6 @@ class Begin(nn.Module):
 
 
 class Read(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(WIDTH, 10)
-
     def forward(self, z: Tensor) -> Tensor:
         return super().forward(z[:, :WIDTH])
 
@@ -48,7 +45,7 @@ def network(model, shape) -> Blueprint:
     """N - 1 steps over the 64 pixels; a longer edge reads all the pixels that it spans."""
     N = model.blocks + 1
     pixels = [round(64 * n / model.blocks) for n in range(N)]
-    return Blueprint(N, Begin, lambda l, r: Step(pixels[l], pixels[r]), Read)
+    return Blueprint(N, Begin, lambda l, r: Step(pixels[l], pixels[r]), lambda: Read(WIDTH, 10))
 
 
 def main(*words: str) -> int:

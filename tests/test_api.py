@@ -15,8 +15,8 @@ import treeprop_ray
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 INTRO = """# The public API
 
-What `from treeprop_ray import …` offers. All else is internal and may change. Written from the code by
-`python tests/test_api.py`; a test compares the two.
+What `from treeprop_ray import …` offers. All else is internal and may change. Written from the code
+by `python tests/test_api.py`; a test compares the two.
 """
 
 

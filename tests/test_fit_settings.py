@@ -21,7 +21,8 @@ FOLDER = {
     "timeline_steps", "loggers",
 }  # fmt: skip
 OTHER: dict[str, Any] = {  # another value than the default, where +1 or the next choice will not do
-    "name": "r", "out": "", "experiment": "mine", "batch": 16, "data.root": "x", "storage": "", "method": "bp", "engine": "local", "epochs": 1,
+    "name": "r", "out": "", "experiment": "mine", "batch": 16, "data.root": "x",
+    "storage": "", "method": "bp", "engine": "local", "epochs": 1,
     "beta": 0.25, "alpha": 0.5, "momentum": 0.5, "warmup": 0.5, "mc_samples": 2, "device": "cpu",
     "wandb": "", "mlflow": "", "loggers": ["csv"], "precision": "float64", "ray.address": "",
     "gpus_per_actor": 0.0, "patience": 1, "transport": "store", "recompute": False,

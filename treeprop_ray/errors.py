@@ -36,8 +36,8 @@ def place_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     known = [f for f in frames if f.filename.startswith(site) and not f.filename.startswith(ours)]
     own = [f for f in frames if not f.filename.startswith((*ours, site))]
-    frames = own or [f for f in known if not f.filename.startswith(theirs)]
-    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    shown = own or [f for f in known if not f.filename.startswith(theirs)]
+    return f" ({Path(shown[-1].filename).name}, line {shown[-1].lineno})" if shown else ""
 
 
 def told_at(where: str, error: Exception) -> "TrainingError | UserError":

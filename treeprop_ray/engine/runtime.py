@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import torch
 from ray._private.authentication import authentication_token_setup as tokens
-from ray._raylet import GcsClient
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 
 from treeprop_ray.config import RaySettings
