@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint clean reproduce
+.PHONY: run test lint mutants clean reproduce
 
 TABLE ?= mnist_table
 ARGS ?= base=mnist_d3
@@ -18,6 +18,10 @@ test: $(STAMP)
 # a table of the paper, e.g. make reproduce TABLE=alpha_beta ARGS=base=cifar10_vit; continues when cut
 reproduce: $(STAMP)
 	$(BIN)/python -m treeprop_ray.tune sweep=$(TABLE) $(ARGS)
+
+# changes one line of the core at a time; every change must make a test fail (about ten minutes)
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants.py $(ARGS_MUTANTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -103,7 +103,7 @@ def draw(rows: list[dict[str, float]], target: Path) -> None:
 
 
 def main() -> None:
-    from treeprop_ray.benchmarks import write_table
+    from treeprop_ray.reporting.tables import write_table
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--steps", type=int, default=1500)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
-    from treeprop_ray.core.network import Blueprint, TreeNetwork
+    from treeprop_ray.core.network import Blueprint
     from treeprop_ray.data.sets import DataSet, Split
     from treeprop_ray.fitting import Fitted, fit
+    from treeprop_ray.models.pretrained import TreeNetwork
     from treeprop_ray.run.callbacks import Callback
 
 # Ray reads these when it is first imported, so they are set here.
@@ -24,7 +25,7 @@ __all__ = ["Blueprint", "Callback", "DataSet", "Fitted", "Split", "TreeNetwork",
 # Imported on first use: torch takes seconds, and --help does not need it.
 _HOMES = {
     "Blueprint": "core.network", "Callback": "run.callbacks", "DataSet": "data.sets",
-    "Fitted": "fitting", "Split": "data.sets", "TreeNetwork": "core.network", "fit": "fitting",
+    "Fitted": "fitting", "Split": "data.sets", "TreeNetwork": "models.pretrained", "fit": "fitting",
 }  # fmt: skip
 
 

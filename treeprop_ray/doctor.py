@@ -68,18 +68,15 @@ def simulated(settings: DoctorSettings) -> int:
 
     s = settings
     placed = simulate.simulate(s, s.nodes, s.cpus, s.gpus)
-    if s.json:
-        print(json.dumps([asdict(p) for p in placed], indent=2))
-    else:
-        each = f"{s.cpus} CPU + {s.gpus} GPU"
-        print(f"experiment={s.experiment} on {s.nodes} made-up machines with {each} each")
-        print(simulate.table(placed, s.nodes))
+    where = f"{s.nodes} made-up machines with {s.cpus} CPU + {s.gpus} GPU each"
+    text = f"experiment={s.experiment} on {where}\n{simulate.table(placed, s.nodes)}"
+    print(json.dumps([asdict(p) for p in placed], indent=2) if s.json else text)
     return cli.DONE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m treeprop_ray.doctor`."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
     words = ["json=true" if w == "--json" else w for w in words]
     return cli.main(__doc__ or "", DoctorSettings, load, run, argv=words)
 

@@ -48,6 +48,8 @@ def load(words: Sequence[str]) -> ExportSettings:
 
 def run(settings: ExportSettings) -> None:
     """The export command."""
+    import torch
+
     from treeprop_ray import methods
     from treeprop_ray.core.network import TreeNetwork
     from treeprop_ray.inference.export import write, write_hf, write_torch_gru
@@ -77,7 +79,9 @@ def run(settings: ExportSettings) -> None:
         about = {
             "experiment": of_run.experiment, "run": point.meta, "path": path, "data": samples.name,
         }  # fmt: skip
-        write(network.path(path), samples.inputs(samples.test.x[:2]), folder, about)
+        held = len(samples.test) > 1
+        x = samples.read("test", slice(0, 2)).x if held else torch.cat([samples.example.x] * 2)
+        write(network.path(path), samples.inputs(x), folder, about)
         if isinstance(network, TimeNetwork) and path == network.tree.chain:
             write_torch_gru(network, folder)
     print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir()))} to {folder}")

@@ -1,29 +1,27 @@
-"""Train your own blocks from Python: `fit(network, x, y, epochs=20)`, the train command's twin."""
+"""Train your own blocks from Python: `fit(network, data, epochs=20)`, the train command's twin."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
-import torch
 from omegaconf import OmegaConf
-from torch import Tensor
+from torch.utils.data import DataLoader
 
 from treeprop_ray import config, methods
 from treeprop_ray.config import OWN, Settings
 from treeprop_ray.core.network import TreeNetwork, named, part_state
-from treeprop_ray.data.sets import DataSet, Split
+from treeprop_ray.data.own import columns_of, own_set
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.callbacks import standard
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.folder import RunFolder
 from treeprop_ray.run.trainer import Trainer
 
-GIVEN = {"experiment", "model", "data", "time", "split", "family"}  # by network, x and y
+GIVEN = {"experiment", "model", "data", "time", "split", "family"}  # by network and data
 FOLDER = {
     "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "probe",
     "timeline_steps", "loggers",
@@ -44,36 +42,55 @@ class Fitted:
 
 def fit(
     network: TreeNetwork,
-    x: Tensor,
-    y: Tensor,
+    data: Any,
+    y: Any = None,
     *,
-    validation: tuple[Tensor, Tensor] | None = None,
-    test: tuple[Tensor, Tensor] | None = None,
+    validation: Any = None,
+    test: Any = None,
+    columns: Sequence[str] | str | None = None,
+    epoch_steps: int = 0,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Fitted:
-    """Train `network` in place on inputs x (n, …) and integer labels y (n, …); see `Fitted`.
+    """Train `network` in place on its data; see `Fitted`.
+
+    `data` is inputs x (n, …) with integer labels y (n, …), as tensors or arrays; or a torch
+    Dataset, IterableDataset or DataLoader, a Hugging Face Dataset or IterableDataset, or a
+    `ray.data.Dataset`, of pairs (input, label) or with the names of two `columns`; or a mapping
+    with `train`, `validation` and `test`. `validation=` and `test=` take the same kinds. A stream
+    is read in its own order, and one without a length needs `steps=`, or `epoch_steps=`, the steps
+    that count as an epoch.
 
     Keywords are the settings of the train command (`epochs=20, lr=3e-4, alpha=1.0, beta=0.5,
     sigma=0.005, objective="node_all_ce", …`); nested ones as `weights={"right": 0.5}`. An epoch
     goes once through the samples in a new order, less an incomplete last batch. `name=` (or `out=`)
     asks for a run folder with checkpoints, metrics and figures; the same call then continues.
-    With `validation=(x, y)` every path is scored after each epoch, with `test` at the end.
+    With `validation=` every path is scored after each epoch, with `test` at the end.
     """
-    chosen = read_settings(network, settings)
+    splits = splits_of(data, y, validation, test)
+    loader = splits["train"]
+    if isinstance(loader, DataLoader) and loader.batch_size and "batch" not in settings:
+        settings["batch"] = loader.batch_size
+    chosen = read_settings(network, settings, epoch_steps)
     needs = {
-        "probe": validation, "eval_every": validation, "eval_test": test, "patience": validation,
+        "probe": "validation", "eval_every": "validation", "eval_test": "test",
+        "patience": "validation",
     }  # fmt: skip
-    for key, pair in needs.items():
-        if key in settings and pair is None:
-            split = "test" if key == "eval_test" else "validation"
+    for key, split in needs.items():
+        if key in settings and splits[split] is None:
             raise UserError(f"{key}={settings[key]}: needs {split}=(x, y)")
-    data = data_of(x, y, validation, test)
-    steps = chosen.epochs * data.steps_per_epoch(chosen.batch)
-    job = methods.job_over(network, chosen, data, min(chosen.steps or sys.maxsize, steps))
+    count = chosen.step_samples
+    samples = own_set(splits, columns_of("columns", columns), count, joined=count // chosen.batch)
+    steps = samples.total_steps(count, chosen.epochs, chosen.steps, epoch_steps)
+    job = methods.job_over(network, chosen, samples, steps)
     folder = RunFolder(chosen) if "name" in settings or "out" in settings else None
     trainer = Trainer(job, folder, [*(standard(chosen) if folder else []), *callbacks])
-    summary = trainer.train()
+    trains = [(p, p.requires_grad) for p in network.parameters()]
+    try:
+        summary = trainer.train()
+    finally:
+        for p, mode in trains:  # `freeze` is for this call alone
+            p.requires_grad_(mode)
     for name, module in named(network.cpu().parts()).items():
         if mine := part_state(trainer.weights, name):  # backpropagation has no auxiliary blocks
             module.load_state_dict(mine)
@@ -89,34 +106,24 @@ def fitted(network: TreeNetwork, trainer: Trainer, summary: Mapping[str, Any]) -
     return Fitted(network, history, summary["final"], trainer.outline.paths, folder, summary)
 
 
-def data_of(
-    x: Tensor,
-    y: Tensor,
-    validation: tuple[Tensor, Tensor] | None,
-    test: tuple[Tensor, Tensor] | None,
-) -> DataSet:
-    """The samples as a data set; a split that was not given is empty."""
-
-    def split(name: str, pair: tuple[Tensor, Tensor] | None) -> Split:
-        inputs, labels = pair or (x[:0], y[:0])
-        if len(inputs) != len(labels):
-            raise UserError(
-                f"{name}x has {len(inputs)} samples, {name}y has {len(labels)} labels; must be the "
-                "same number"
-            )
-        return Split(inputs, labels)
-
-    train, held, tested = split("", (x, y)), split("validation ", validation), split("test ", test)
-    classes = int(y.max()) + 1
-    return DataSet("own", train, held, tested, classes, torch.Tensor.clone, x.dtype)
+def splits_of(data: Any, y: Any, validation: Any, test: Any) -> dict[str, Any]:
+    """What was given for each split."""
+    splits = dict(data) if isinstance(data, Mapping) else {"train": data}
+    if y is not None:
+        splits["train"] = (data, y)
+    for name, given in (("validation", validation), ("test", test)):
+        if given is not None and name in splits:
+            raise UserError(f"{name}=…: data has a split {name} already")
+        splits.setdefault(name, given)
+    return {"train": None, **splits}
 
 
-def read_settings(network: TreeNetwork, given: Mapping[str, Any]) -> Settings:
+def read_settings(network: TreeNetwork, given: Mapping[str, Any], epoch_steps: int = 0) -> Settings:
     """Keywords to checked settings; what the network says, or what needs a folder, is refused."""
     for key, value in given.items():
         root = key.partition(".")[0]
         if root in GIVEN:
-            raise UserError(f"{key}={value}: not for fit; the network, x and y say it")
+            raise UserError(f"{key}={value}: not for fit; the network and the data say it")
         if root in FOLDER and not {"name", "out"} & given.keys():
             raise UserError(f"{key}={value}: needs a run folder; give name=… too")
         if root == "cff" and given.get("method") != "cff":
@@ -124,7 +131,8 @@ def read_settings(network: TreeNetwork, given: Mapping[str, Any]) -> Settings:
     if given.get("engine") == "train":
         raise UserError("engine=train: belongs to the train command; fit has local and ray")
     own = {
-        "experiment": "fit", "model": {"name": OWN}, "data": {"name": OWN},
+        "experiment": "fit", "model": {"name": OWN},
+        "data": {"name": OWN, "epoch_steps": epoch_steps},
         "family": network.family, "split": network.tree.split,
     }  # fmt: skip
     merged = config.merge(Settings, ("", OmegaConf.create({**own, **given})))

@@ -147,34 +147,3 @@ def test_mistakes_are_named(command: Command, tmp_path: Path) -> None:
     assert "give a run folder" in command("generate").err
     assert "prompt= : at least one" in command("generate", f"run={run}", "prompt=").err
     assert "temperature=-1" in command("generate", f"run={run}", "temperature=-1").err
-
-
-def test_memory_counts_a_process_and_its_children() -> None:
-    import os
-    import subprocess
-    import sys
-
-    from treeprop_ray.benchmarks.gpt import family_of, memory_of
-
-    before = memory_of(os.getpid())
-    held = "x = b'1' * 100_000_000; print(len(x), flush=True); input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", held], **pipes) as child:  # type: ignore[call-overload]
-        child.stdout.readline()
-        assert child.pid in family_of(os.getpid())
-        assert memory_of(os.getpid()) > before + 90_000_000
-        child.communicate(b"\n")
-
-
-def test_compare_writes_a_table_from_summaries(command: Command, tmp_path: Path) -> None:
-    words = [*TINY, "steps=1", "data.limit=8", f"out={tmp_path / 'runs'}"]
-    for method in ("tree", "bp"):
-        assert command("train", *words, f"method={method}", f"name={method}").code == 0
-    runs = ",".join(str(tmp_path / "runs" / m) for m in ("tree", "bp"))
-    done = command("compare", f"runs=[{runs}]", f"to={tmp_path / 'text'}", "title=Text")
-    assert done.code == 0
-    page = (tmp_path / "text.md").read_text()
-    assert "| TreeProp | " in page and "model.hidden=12" in page and "spine-1" in page
-    assert (tmp_path / "text" / "bp.json").is_file()
-    assert "no such folder" in command("compare", "runs=[/no/such]", "to=x").err
-    assert "at least one run folder" in command("compare", "to=x").err

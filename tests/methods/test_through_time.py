@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Result, StopAt, Stopped
+from reference import time_loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -113,6 +114,20 @@ def loss_node_by_node(
         apart = [(swept[t] - fixed[t]).square().sum(1).mean() for t in range(1, N)]
         total = total + lam * torch.stack(apart).mean()
     return total
+
+
+@pytest.mark.parametrize("K", [0, 1, 3])
+@pytest.mark.parametrize("kind", CELL_NAMES)
+@pytest.mark.parametrize("D", [1, 2, 4])
+def test_a_time_tree_has_the_gradients_of_the_formulas(kind: str, D: int, K: int) -> None:
+    """An oracle that shares nothing with the code under test (tests/core/reference.py)."""
+    network, (x, y) = time_network(kind, D), batch(D)
+    mine = {k: g.clone() for k, g in tree_gradients(network, K).items()}
+    network.zero_grad()
+    time_loss(network, x, y, K, 0.7).backward()
+    for name, p in network.named_parameters():
+        if p.grad is not None:
+            torch.testing.assert_close(mine[name], p.grad, rtol=1e-9, atol=1e-12)
 
 
 # -- cells ------------------------------------------------------------------------------------

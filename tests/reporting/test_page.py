@@ -65,7 +65,7 @@ def test_page_opens_in_a_browser_without_errors(run_folder: Path, tmp_path: Path
     done = subprocess.run(
         [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
          page.as_uri()],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-500:]
     title = re.search(r"<title>(.*?)</title>", done.stdout)

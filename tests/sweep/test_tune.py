@@ -309,7 +309,7 @@ def test_after_kill_9_the_same_command_repeats_nothing(
         stderr=subprocess.DEVNULL,
     )
     runs = tiny.parent / "runs" / "tiny"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 900
     while not list(runs.glob("*/summary.json")):
         assert first.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
@@ -355,6 +355,9 @@ def test_asha_ends_a_weak_trial_for_good(two_cpus: str, command: Command, tiny: 
     assert command("tune", *words, "lr=[0.1,1e-6]").code == 0
     stored = read_rows(tiny.parent / "out" / "tiny.csv")
     assert [(r["status"], r["epochs"]) for r in stored] == [("finished", "9"), ("stopped", "1")]
+    (left,) = (tiny.parent / "runs" / "tiny").glob("*/stopped.json")
+    assert json.loads(left.read_text()) == {"epoch": 1} and "1e-06" in left.parent.name
+    assert not (left.parent / "summary.json").exists()
     assert "all 2 trials are finished" in command("tune", *words, "lr=[0.1,1e-6]").out
 
 

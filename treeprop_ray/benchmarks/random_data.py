@@ -30,8 +30,8 @@ def random_images(n: int = 256, shape: tuple[int, ...] = CIFAR) -> DataSet:
 def random_sequences(n: int, D: int) -> DataSet:
     """MNIST-shaped noise as 2**D symbols, prepared already."""
     images = random_images(n, MNIST)
-    x = as_sequences(images, 2**D, False).prepare(images.train.x)
-    split = Split(x, images.train.y)
+    x = as_sequences(images, 2**D, False).prepare(images.read("train", slice(None)).x)
+    split = Split(x, images.read("train", slice(None)).y)
     return DataSet("random", split, split, split, 10, lambda x: x)
 
 

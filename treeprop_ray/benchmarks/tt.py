@@ -34,7 +34,8 @@ class OneBatch(Batches):
     """The same batch at every step, already made: the step is timed alone."""
 
     def __call__(self, step: int, view: int = 0) -> tuple[Tensor, Tensor]:
-        return self.data.train.x, self.data.train.y
+        whole = self.data.read("train", slice(None))
+        return whole.x, whole.y
 
 
 def measure(bench: BenchSettings, regime: str, hidden: int, batch: int, D: int) -> dict[str, Any]:

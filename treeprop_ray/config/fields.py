@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import reduce
 from typing import Any
@@ -20,12 +20,14 @@ def opt(default: Any, help: str, **rule: Any) -> Any:
 
     low=, high=, above=: the range of a number. choices=: the values of a text; open=True: or
     package.module:factory. resumable=True: may differ when a run is taken up again, as it does not
-    change what is computed. of_total=True: a share of all steps. later=True: younger than runs that
-    have names, so at its default it is no part of a run's name.
+    change what is computed. changeable=True: may differ then if the user says so
+    (resume_with_changes). of_total=True: a share of all steps. later=True: the program has gained
+    it later; at its default it is left out of the names of runs. A list may hold `low` … `high`.
     """
+    metadata = {"help": help, **rule}
     if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"help": help, **rule})
-    return field(default=default, metadata={"help": help, **rule})
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def group(cls: type) -> Any:
@@ -60,8 +62,15 @@ def check_field(key: str, f: dataclasses.Field[Any], value: Any) -> None:
             more = ", or package.module:factory" if is_open else ""
             some = "some of" if isinstance(value, list) else "one of"
             raise UserError(f"{key}={value}: {some} {', '.join(rule['choices'])}{more}")
+    for entry in value if isinstance(value, list) else []:
+        check_number(key, rule, entry)
     if isinstance(value, str) and not value.isprintable():
         raise UserError(f"{key}={value}: must not hold control characters")
+    check_number(key, rule, value)
+
+
+def check_number(key: str, rule: Mapping[str, Any], value: Any) -> None:
+    """Raise UserError when `value` is a number that breaks a rule."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     if not abs(value) <= LARGEST:  # true for NaN as well

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treeprop_ray.config.fields import group, opt
+from treeprop_ray.config.names import dotted
 from treeprop_ray.config.nested import RaySettings, Weights
 from treeprop_ray.errors import UserError
 
@@ -23,6 +24,21 @@ class Run:
     )
     out: str = opt("results/runs", "folder that holds the run folders", resumable=True)
     fresh: bool = opt(False, "start anew even if the run folder holds a run", resumable=True)
+    init_from: str = opt(
+        "",
+        "weights to begin with: a run folder, a checkpoint (…/checkpoints/step-…) or an exported "
+        "path; parts are taken by name and shape, and only when a run starts",
+        later=True,
+    )
+    init_strict: bool = opt(
+        True, "every part must be there; false: those that are not start fresh", later=True
+    )
+    resume_with_changes: bool = opt(
+        False,
+        "take a run up with another lr, schedule, warmup, weight_decay, momentum, betas, eps, "
+        "clip, freeze, epochs or steps; summary.json says from which step on",
+        resumable=True,
+    )
     seed: int = opt(1, "seed of initialisation, data order and noise", low=0, high=2**31 - 1)
     method: str = opt(
         "tree",
@@ -72,8 +88,9 @@ class Machines:
     )
     transport: str = opt(
         "store",
-        "how tensors travel: object store, or Ray Direct Transport (alpha in Ray)",
-        choices=["store", "gloo", "nccl", "nixl"],
+        "how tensors travel: object store; stream: from actor to actor, which run their calls "
+        "without the driver; or Ray Direct Transport (alpha in Ray)",
+        choices=["store", "stream", "gloo", "nccl", "nixl"],
         resumable=True,
     )
     in_flight: int = opt(2, "steps the driver submits ahead", low=1, high=64, resumable=True)
@@ -97,15 +114,36 @@ class Machines:
         resumable=True,
     )
     precision: str = opt(
-        "float32", "bf16 = autocast of the blocks", choices=["float32", "bf16", "float64"]
+        "float32",
+        "bf16, fp16: autocast of the blocks; fp16 with a loss scale that halves when a gradient "
+        "overflows (the step is left out) and doubles after 2000 steps",
+        choices=["float32", "bf16", "fp16", "float64"],
     )
     threads: int = opt(1, "torch threads per process", low=1, high=1024, resumable=True)
     microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
     recompute: bool = opt(
         False,
-        "bp: activation checkpointing; a block keeps its input only and runs again in the backward",
+        "tree, bp: activation checkpointing; a block keeps its input only and runs again in the "
+        "backward",
         resumable=True,
     )
+    compile: bool = opt(
+        False,
+        "tree, bp, cff: torch.compile of every block; another rounding, so not bit for bit what it "
+        "is without, nor from machine to machine; falls back with a warning",
+        resumable=True,
+    )
+    compile_backend: str = opt(
+        "inductor",
+        "what compiles; aot_eager and eager need no compiler (to look for mistakes)",
+        choices=["inductor", "aot_eager", "eager"],
+        resumable=True,
+    )
+
+    def check(self) -> None:
+        """A backend is for compiling."""
+        if self.compile_backend != "inductor" and not self.compile:
+            raise UserError(f"compile_backend={self.compile_backend}: needs compile=true")
 
 
 @dataclass
@@ -115,22 +153,64 @@ class Training:
     epochs: int = opt(30, "passes over the training data", low=1, resumable=True)
     steps: int = opt(0, "stop after so many steps; 0 = all epochs", low=0, resumable=True)
     batch: int = opt(64, "batch size", low=1)
-    optimizer: str = opt("adamw", "optimizer of every block", choices=["adamw", "adam", "sgd"])
-    lr: float = opt(1e-3, "learning rate", above=0)
+    accumulate: int = opt(
+        1,
+        "batches of an optimizer step: gradients are means over all of them, steps and epochs are "
+        "those of batches of accumulate * batch samples",
+        low=1,
+        later=True,
+    )
+    freeze: list[str] = opt(
+        [],
+        "parts that stay as they are: names as in checkpoints (stem, 0-1, 4-6, head), 0..3 for all "
+        "blocks of the chain between the states 0 and 3, patterns (4-*); their dropout goes on",
+        later=True,
+        changeable=True,
+    )
+    optimizer: str = opt(
+        "adamw",
+        "optimizer of every block; muon: matrices of the blocks, all else by adamw; your own: "
+        "factory(parameter groups, lr) gives a torch Optimizer that treats each tensor on its own",
+        choices=["adamw", "adam", "sgd", "muon"],
+        open=True,
+    )
+    lr: float = opt(1e-3, "learning rate", above=0, changeable=True)
     chain_lr: float = opt(
         1.0,
         "tree: learning rate of the deployed chain's blocks (not stem and head) over lr",
         above=0,
+        changeable=True,
     )
-    weight_decay: float = opt(0.01, "weight decay", low=0)
-    momentum: float = opt(0.9, "momentum (sgd only)", low=0, high=1)
+    weight_decay: float = opt(0.01, "weight decay", low=0, changeable=True)
+    decay_norms: bool = opt(
+        True,
+        "false: no weight decay on norms and biases (fewer than two dimensions)",
+        later=True,
+        changeable=True,
+    )
+    momentum: float = opt(0.9, "momentum (sgd and muon)", low=0, high=1, changeable=True)
+    betas: list[float] = opt(
+        [0.9, 0.999], "adamw, adam, muon: the two decay rates", low=0, later=True, changeable=True
+    )
+    eps: float = opt(
+        1e-8, "adamw, adam, muon: added to the root", above=0, later=True, changeable=True
+    )
     schedule: str = opt(
-        "constant", "learning rate over the run", choices=["constant", "linear", "cosine"]
+        "constant",
+        "learning rate over the run; your own: function(step, total_steps) gives a factor on lr",
+        choices=["constant", "linear", "cosine"],
+        open=True,
+        changeable=True,
     )
     warmup: float = opt(
-        0.0, "share of all steps with a rising learning rate", low=0, high=1, of_total=True
+        0.0,
+        "share of all steps with a rising learning rate",
+        low=0,
+        high=1,
+        of_total=True,
+        changeable=True,
     )
-    clip: float = opt(0.0, "clip the global gradient norm; 0 = off", low=0)
+    clip: float = opt(0.0, "clip the global gradient norm; 0 = off", low=0, changeable=True)
     patience: int = opt(
         0,
         "end the run after so many epochs without a better validation score of the full chain; "
@@ -139,6 +219,26 @@ class Training:
         resumable=True,
         later=True,
     )
+
+    def check(self) -> None:
+        """What the optimizer and the schedule of the user's own bring with them."""
+        if len(self.betas) != 2 or not max(self.betas) < 1:
+            raise UserError(f"betas={self.betas}: two numbers from 0 to below 1, e.g. [0.9,0.95]")
+        for key, default in (("betas", [0.9, 0.999]), ("eps", 1e-8)):
+            value = getattr(self, key)
+            if value != default and self.optimizer not in ("adamw", "adam", "muon"):
+                raise UserError(
+                    f"{key}={value}: is for optimizer=adamw, adam or muon, not {self.optimizer}"
+                )
+        if self.warmup and dotted(self.schedule):
+            raise UserError(
+                f"warmup={self.warmup}: schedule={self.schedule} gives the whole curve; use 0"
+            )
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of an optimizer step."""
+        return self.batch * self.accumulate
 
 
 @dataclass

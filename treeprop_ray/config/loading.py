@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from treeprop_ray.config.fields import check, title_of, walk
-from treeprop_ray.config.settings import RESUMABLE, Settings
+from treeprop_ray.config.settings import CHANGEABLE, RESUMABLE, Settings
 from treeprop_ray.errors import UserError, first_line
 
 LENGTH = ("epochs", "steps", "patience")  # may change when a run is taken up, but name it
@@ -78,6 +78,15 @@ def _check_flags(schema: type, source: str, layer: DictConfig) -> None:
                 raise UserError(f"{source}{key}={value}: true or false")
 
 
+def _check_lists(schema: type, source: str, layer: DictConfig) -> None:
+    """omegaconf speaks of its own types."""
+    for key, _, default in walk(schema()):
+        if isinstance(default, list):
+            value = OmegaConf.select(layer, key, throw_on_resolution_failure=False)
+            if value is not None and not OmegaConf.is_list(value):
+                raise UserError(f"{source}{key}={value}: a list such as [{value}]")
+
+
 @functools.cache
 def _defaults(schema: type) -> Any:
     """The schema as a config; `OmegaConf.merge` copies it."""
@@ -91,6 +100,7 @@ def merge(schema: type, *layers: tuple[str, DictConfig]) -> Any:
     for source, layer in layers:
         _check_groups(schema, source, layer)
         _check_flags(schema, source, layer)
+        _check_lists(schema, source, layer)
         try:
             base = OmegaConf.merge(base, layer)
         except ConfigKeyError as e:
@@ -137,14 +147,36 @@ def to_yaml(settings: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(settings))
 
 
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A setting with another value than before."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.old} -> {self.new}"
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a run may be taken up with it if the user says so."""
+        return self.key in CHANGEABLE | {"epochs", "steps"}
+
+
 def differences(old: Settings, new: Settings) -> list[str]:
     """Settings that differ and change what is computed, as `key: old -> new`."""
+    return [str(change) for change in changes(old, new)]
+
+
+def changes(old: Settings, new: Settings) -> list[Change]:
+    """Settings that differ and change what is computed."""
     a = {k: v for k, _, v in walk(old)}
     b = {k: v for k, _, v in walk(new)}
     moving = set(RESUMABLE) - {"storage"}  # elsewhere the checkpoints would not be found
     if old.schedule != "constant" or any(shares_of_total(old)):
         moving -= {"epochs", "steps"}  # learning rate and stage of step t depend on the total
-    return [f"{k}: {a[k]} -> {b[k]}" for k in a if a[k] != b[k] and k not in moving]
+    return [Change(k, a[k], b[k]) for k in a if a[k] != b[k] and k not in moving]
 
 
 def shares_of_total(settings: Settings) -> list[float]:
@@ -158,12 +190,11 @@ def run_name(settings: Settings) -> str:
     """The given name, or one that is the same for the same command."""
     if settings.name:
         return settings.name
-    defaults = {k: v for k, _, v in walk(Settings())}
+    default = {k: v for k, _, v in walk(Settings())}
     science = {
         k: v
         for k, f, v in walk(settings)
-        if (k not in RESUMABLE or k in LENGTH)
-        and not (f.metadata.get("later") and v == defaults.get(k))
+        if (k not in RESUMABLE or k in LENGTH) and not (f.metadata.get("later") and v == default[k])
     }
     digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:6]
     return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{digest}"

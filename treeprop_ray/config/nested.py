@@ -114,11 +114,26 @@ class Data:
     length: int = opt(64, "tokens of a text window, steps of the adding task", low=2, high=2**20)
     tokenizer: str = opt("bytes", "text: bytes, or GPT-2's BPE", choices=["bytes", "gpt2"])
     samples: int = opt(10000, "training samples of the adding task", low=10, high=10**7)
+    columns: str = opt(
+        "", "own data with named columns: those of the inputs and of the labels, e.g. img,label"
+    )
+    classes: int = opt(
+        0, "own data: how many classes; 0 = as its labels or its features say", low=0, high=2**31
+    )
+    epoch_steps: int = opt(
+        0, "steps that count as an epoch of a stream without length; 0 = all", low=0, resumable=True
+    )
 
     def check(self) -> None:
         """Only text has a tokenizer."""
         if self.tokenizer != "bytes" and self.name not in TEXTS and not dotted(self.name):
             raise UserError(f"data.tokenizer={self.tokenizer}: data.name={self.name} is no text")
+        for key in ("columns", "classes", "epoch_steps"):
+            if getattr(self, key) and not dotted(self.name):
+                raise UserError(
+                    f"data.{key}={getattr(self, key)}: is for own data, "
+                    f"data.name=package.module:factory; {self.name} knows its own"
+                )
 
 
 @dataclass
@@ -173,8 +188,10 @@ class Time:
 class Cff:
     """Contrastive forward-forward with margin (method=cff)."""
 
-    lr: float = opt(4e-3, "learning rate of the layers, in place of lr", above=0)
-    head_lr: float = opt(5e-4, "learning rate of the head, in place of lr", above=0)
+    lr: float = opt(4e-3, "learning rate of the layers, in place of lr", above=0, changeable=True)
+    head_lr: float = opt(
+        5e-4, "learning rate of the head, in place of lr", above=0, changeable=True
+    )
     head_share: float = opt(
         1 / 6,
         "share of all steps, the last, that train the head on frozen layers",

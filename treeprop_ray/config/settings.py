@@ -26,6 +26,11 @@ class Nested:
 class Settings(Records, Nested, Objective, Training, Machines, Run):
     """All settings of a run; the order of keys is that of the bases from last to first."""
 
+    @property
+    def pieces(self) -> int:
+        """Pieces of an optimizer step: micro-batches of every batch."""
+        return self.microbatches * self.accumulate
+
     def check(self) -> None:
         """What concerns several groups; what depends on the method is checked by the method."""
         if self.microbatches > self.batch:
@@ -112,3 +117,5 @@ def family_of(settings: Settings) -> str:
 # Settings that may differ when a run is taken up again (`epochs` and `steps` not always: see
 # `differences`).
 RESUMABLE = {key for key, f, _ in walk(Settings()) if f.metadata.get("resumable")}
+# Those that may differ besides if the user says so (`resume_with_changes`).
+CHANGEABLE = {key for key, f, _ in walk(Settings()) if f.metadata.get("changeable")}

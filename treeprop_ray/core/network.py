@@ -104,7 +104,7 @@ class TreeNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.tree, self.family = tree, family
-        self.bf16 = False  # run paths under autocast when scoring
+        self.cast: torch.dtype | None = None  # run paths under autocast when scoring
         self.stem = stem
         self.edges = nn.ModuleDict({edge_name(e): blocks[e] for e in tree.blocks})
 

@@ -19,6 +19,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from treeprop_ray.core import factor
 from treeprop_ray.core.objective import correction_of, head_loss
@@ -28,6 +29,12 @@ from treeprop_ray.core.tree import Node, Tree
 
 Run = Callable[..., Tensor]  # runs a block (under autocast, on the right device)
 Back = Callable[[Tensor, Tensor, Tensor], None]  # backward from (output, its slope) to the leaf
+Scale = Callable[[], float]  # the factor on all losses (fp16)
+
+
+def unscaled() -> float:
+    """Losses as they are."""
+    return 1.0
 
 
 def at_once(out: Tensor, slope: Tensor, leaf: Tensor) -> None:
@@ -96,8 +103,10 @@ class TreeNode:
         stem_trains: bool,
         run: Run,
         back: Back = at_once,
+        scale: Scale = unscaled,
     ) -> None:
         self.tree, self.node, self.rule, self.run, self.back = tree, node, rule, run, back
+        self.scale = scale
         self.left, self.right = left, right
         self.wants_adj_l = rule.sends_left(node, stem_trains)
         self.wants_adj_r = rule.sends_right(tree, node)
@@ -106,13 +115,16 @@ class TreeNode:
         self.right_weight = rule.ce_weight(tree, node) if tree.is_spine(node) else right_weight
         # d(mu)/d(mu_fwd); the correction is a constant
         self.gain = 1.0 if rule.family == "bernoulli" else rule.alpha
+        # the graph of a node with children waits for their adjoints; that of others is used at once
+        waits = rule.recompute and not node.is_leaf
+        self.lifts = partial(checkpoint, left, use_reentrant=False) if waits else left
         self.losses = Losses()
         self.saved: dict[int, Saved] = {}
 
     def lift(self, z_l: Tensor, piece: Piece) -> Tensor:
         """Step 1. Returns mu_fwd."""
         z_l = z_l.detach().requires_grad_(self.wants_adj_l)
-        mu_fwd = self.run(self.left, z_l, self._key("left", piece))
+        mu_fwd = self.run(self.lifts, z_l, self._key("left", piece))
         self.saved[piece.index] = Saved(z_l, mu_fwd)
         return mu_fwd.detach()
 
@@ -129,23 +141,23 @@ class TreeNode:
             (product,) = torch.autograd.grad(z_r_hat, leaf, error, retain_graph=True)
             saved.correction = rule.correction_scale * product
         loss, at_z_r, at_hat = factor.divergence_slopes(
-            z_r.detach(), z_r_hat.detach(), rule.family, piece.share(z_r)
+            z_r.detach(), z_r_hat.detach(), rule.family, self.scale() * piece.share(z_r)
         )
-        self.losses.add("right", loss)
+        self.losses.add("right", loss / self.scale())
         saved.gradient = pull_back(
             z_r_hat, at_hat.to(z_r_hat.dtype), leaf, self.right_weight, self.back
         )
         if self.wants_adj_r and self.right_weight > 0:
             saved.adj_r = at_z_r if self.right_weight == 1 else self.right_weight * at_z_r
         if rule.beta > 0 and saved.correction is None:
-            saved.correction = correction_of(saved.gradient, rule, piece.total)
+            saved.correction = self._correction(saved.gradient, piece)
 
     def receive(self, gradient: Tensor, piece: Piece) -> None:
         """Step 2 on the spine: the head's answer d(ce)/d(mu_fwd)."""
         saved = self.saved[piece.index]
         saved.gradient = gradient
         if self.rule.beta > 0:
-            saved.correction = correction_of(gradient, self.rule, piece.total)
+            saved.correction = self._correction(gradient, piece)
 
     def settle(self, piece: Piece) -> Tensor:
         """Step 3. Returns z_n."""
@@ -154,9 +166,9 @@ class TreeNode:
         mu = factor.posterior_mean(mu_fwd, saved.correction, rule.alpha, rule.beta, rule.family)
         if self.own_weight > 0 and mu is not mu_fwd:  # else own is 0
             own, at_mu, at_fwd = factor.divergence_slopes(
-                mu, mu_fwd, rule.family, piece.share(mu_fwd)
+                mu, mu_fwd, rule.family, self.scale() * piece.share(mu_fwd)
             )
-            self.losses.add("own", own)
+            self.losses.add("own", own / self.scale())
             slope = at_fwd.add_(at_mu, alpha=self.gain) if rule.target_gradient else at_fwd
             saved.own_slope = slope if self.own_weight == 1 else self.own_weight * slope
         if self.sigma == 0:
@@ -178,9 +190,15 @@ class TreeNode:
         if saved.gradient is not None and self.right_weight > 0:
             weight = self.right_weight
             total = add(total, saved.gradient if weight == 1 else weight * saved.gradient)
-        if total is not None:
+        if total is not None and saved.mu_fwd.requires_grad:  # else nothing up to here trains
             self.back(saved.mu_fwd, total.to(saved.mu_fwd.dtype), saved.z_l)
         return saved.z_l.grad, saved.adj_r
+
+    def _correction(self, gradient: Tensor, piece: Piece) -> Tensor:
+        """From the gradient of the right-hand loss; of the loss itself where that is scaled."""
+        scale = self.scale()
+        gradient = gradient if scale == 1 else factor.full(gradient) / scale
+        return correction_of(gradient, self.rule, piece.total)
 
     def _key(self, side: str, piece: Piece) -> int:
         """Seed for randomness inside a block (dropout)."""
@@ -191,8 +209,15 @@ class Boundary:
     """Both ends of the chain: stem, head and the labels."""
 
     def __init__(
-        self, tree: Tree, stem: nn.Module, head: nn.Module | None, rule: Rule, run: Run
+        self,
+        tree: Tree,
+        stem: nn.Module,
+        head: nn.Module | None,
+        rule: Rule,
+        run: Run,
+        scale: Scale = unscaled,
     ) -> None:
+        self.scale = scale
         self.tree, self.stem, self.head, self.rule, self.run = tree, stem, head, rule, run
         self.stem_trains = any(p.requires_grad for p in stem.parameters())
         self.z_0: dict[int, Tensor] = {}
@@ -217,7 +242,7 @@ class Boundary:
         loss = self.run(loss_of, leaf, seed)
         self.losses[n].add("ce", loss)
         weight = self.rule.ce_weight(self.tree, self.tree.nodes[n])
-        return pull_back(loss, torch.ones_like(loss), leaf, weight)
+        return pull_back(loss, torch.full_like(loss, self.scale()), leaf, weight)
 
     def close(self, adj_0: Tensor | None, piece: Piece) -> None:
         """Backward of the stem."""

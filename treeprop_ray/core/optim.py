@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from treeprop_ray.config.names import dotted, imported
+from treeprop_ray.errors import TrainingError, UserError, first_line
+
 if TYPE_CHECKING:
     from treeprop_ray.config import Settings
+
+GROWTH = 2000  # steps with finite gradients before a loss scale doubles
+SCALE = "scale/loss/"  # begins the names of its numbers in a state
+NUMBER = "#"  # ends the names of slots that are no tensors
 
 
 @dataclass(frozen=True)
@@ -30,23 +37,33 @@ class OptimizerRule:
     factors: tuple[tuple[str, float], ...] = ()  # parts with another learning rate: (name, factor)
     clip_each: bool = False  # clip the norm of each part on its own
     second: tuple[int, float] | None = None  # a second stage: its first step, its learning rate
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decay_norms: bool = True  # weight decay on parameters with fewer than two dimensions too
+    ends: tuple[str, ...] = ()  # muon: parts at the ends of the network, which have adamw
+    scaled: bool = False  # fp16: gradients are those of a scaled loss
 
     @classmethod
     def of(cls, settings: Settings, total_steps: int) -> OptimizerRule:
         """The part of the settings that is about the optimizer."""
         s = settings
         return cls(
-            s.optimizer, s.lr, s.weight_decay, s.momentum, s.schedule, s.warmup, s.clip, total_steps
-        )
+            s.optimizer, s.lr, s.weight_decay, s.momentum, s.schedule, s.warmup, s.clip,
+            total_steps, betas=(s.betas[0], s.betas[1]), eps=s.eps, decay_norms=s.decay_norms,
+            scaled=s.precision == "fp16",
+        )  # fmt: skip
 
     def lr_at(self, step: int) -> float:
-        """Linear warm-up over the first `warmup` share, then constant, linear or cosine to 0."""
+        """Linear warm-up over the first `warmup` share, then constant, linear or cosine to 0; or
+        what the user's own function gives."""
         if self.second:
             first, lr = self.second
             if step >= first:
                 rest = replace(self, lr=lr, total_steps=self.total_steps - first, second=None)
                 return rest.lr_at(step - first)
             return replace(self, total_steps=first, second=None).lr_at(step)
+        if dotted(self.schedule):
+            return self.lr * own_factor(self.schedule, step, self.total_steps)
         rising = round(self.warmup * self.total_steps)
         if step < rising:
             return self.lr * (step + 1) / rising
@@ -59,17 +76,100 @@ class OptimizerRule:
 
     @property
     def clips_globally(self) -> bool:
-        """Whether a step needs the gradient norms of all hosts."""
+        """Whether the norm of all gradients together is clipped."""
         return self.clip > 0 and not self.clip_each
 
-    def make(self, params: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The torch optimizer over parameter groups."""
-        if self.kind == "sgd":
-            return torch.optim.SGD(
-                params, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+    @property
+    def exchanges(self) -> bool:
+        """Whether a step needs the gradient norms of all hosts: all leave out the same steps."""
+        return self.clips_globally or self.scaled
+
+    def kind_of(self, part: str, parameter: nn.Parameter) -> str:
+        """The optimizer of a parameter: muon is for the matrices of blocks."""
+        if self.kind == "muon" and (parameter.ndim != 2 or part in self.ends):
+            return "adamw"
+        return self.kind
+
+    def decay_of(self, parameter: nn.Parameter) -> float:
+        """The weight decay of a parameter."""
+        return self.weight_decay if self.decay_norms or parameter.ndim >= 2 else 0.0
+
+    def make(self, kind: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The torch optimizer over parameter groups, each with its weight decay."""
+        if dotted(kind):
+            return own_optimizer(kind, groups, self.lr)
+        if kind == "sgd":
+            return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
+        if kind == "muon":  # steps of the size that AdamW's have, so that one lr serves both
+            return torch.optim.Muon(
+                groups, lr=self.lr, momentum=self.momentum, adjust_lr_fn="match_rms_adamw"
             )
-        cls = torch.optim.AdamW if self.kind == "adamw" else torch.optim.Adam
-        return cls(params, lr=self.lr, weight_decay=self.weight_decay, fused=True)
+        cls = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
+        return cls(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+
+    def tried(self) -> OptimizerRule:
+        """The rule, if what it imports works; else UserError."""
+        if dotted(self.kind):
+            self.make(self.kind, [{"params": [nn.Parameter(torch.zeros(2, 2))], "factor": 1.0}])
+        for step in (0, self.total_steps - 1):
+            self.lr_at(step)
+        return self
+
+
+def own_optimizer(kind: str, groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+    """What the user's factory makes of parameter groups and a learning rate."""
+    factory = imported("optimizer", kind)
+    try:
+        optimizer = factory(groups, lr)
+    except Exception as e:  # the user's code may raise anything
+        reason = f"{type(e).__name__}: {first_line(e)}"
+        raise UserError(f"optimizer={kind}: factory(groups, lr) failed: {reason}") from e
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"optimizer={kind}: gives {type(optimizer).__name__}, must give a torch.optim.Optimizer"
+        )
+    return optimizer
+
+
+def own_factor(schedule: str, step: int, total_steps: int) -> float:
+    """The factor on the learning rate that the user's function gives for a step."""
+    function = imported("schedule", schedule)
+    try:
+        factor = float(function(step, total_steps))
+    except Exception as e:  # the user's code may raise anything
+        reason = f"{type(e).__name__}: {first_line(e)}"
+        raise UserError(f"schedule={schedule}: function(step, total_steps) failed: {reason}") from e
+    if not (math.isfinite(factor) and factor >= 0):
+        raise UserError(f"schedule={schedule}: gives {factor} at step {step}; must be at least 0")
+    return factor
+
+
+class LossScale:
+    """fp16: the factor on every loss. All hosts see the same norms, so they agree on it."""
+
+    def __init__(self, scaled: bool) -> None:
+        self.value = 2.0**16 if scaled else 1.0
+        self.steps = 0  # since it has changed
+
+    def update(self, fine: bool) -> None:
+        """After a step, by whether all its gradients were finite."""
+        self.steps = self.steps + 1 if fine else 0
+        if not fine:
+            self.value /= 2
+        elif self.steps == GROWTH:
+            self.value, self.steps = self.value * 2, 0
+        if self.value < 1:
+            raise TrainingError("precision=fp16: gradients are not finite at any loss scale")
+
+    def state(self) -> dict[str, Tensor]:
+        """As slots of an optimizer."""
+        numbers = {"value": self.value, "steps": self.steps}
+        return {SCALE + k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take the numbers out of a state that has them."""
+        if SCALE + "value" in state:
+            self.value, self.steps = float(state[SCALE + "value"]), int(state[SCALE + "steps"])
 
 
 class PartOptimizer:
@@ -81,22 +181,35 @@ class PartOptimizer:
     def __init__(
         self, parts: Mapping[str, nn.Module], rule: OptimizerRule, first: str = ""
     ) -> None:
-        self.rule = rule
-        self.params: dict[str, dict[str, nn.Parameter]] = {
-            name: {k: p for k, p in module.named_parameters() if p.requires_grad}
-            for name, module in sorted(parts.items())
-        }
+        self.rule, self.scale = rule, LossScale(rule.scaled)
+        self.params = own_parameters(parts, first)
         ahead = [name for name in self.params if name == first]
         rest = [name for name in self.params if name != first]
-        self.optimizers = [(made, o) for made in (ahead, rest) if (o := self._make(made))]
+        self.optimizers = [(parts, o) for parts in (ahead, rest) if (o := self._make(parts))]
+        self.owner = {
+            p: optimizer
+            for _, optimizers in self.optimizers
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        self._groups = [_scalars(o) for _, optimizers in self.optimizers for o in optimizers]
 
-    def _make(self, parts: Sequence[str]) -> torch.optim.Optimizer | None:
-        groups: dict[float, list[nn.Parameter]] = {}
+    def _make(self, parts: Sequence[str]) -> list[torch.optim.Optimizer]:
+        """One optimizer of each kind; groups differ in learning rate or weight decay."""
+        kinds: dict[str, dict[tuple[float, float], list[nn.Parameter]]] = {}
         for name in parts:
             factor = dict(self.rule.factors).get(name, 1.0)
-            groups.setdefault(factor, []).extend(self.params[name].values())
-        made = [{"params": params, "factor": f} for f, params in groups.items() if params]
-        return self.rule.make(made) if made else None
+            for p in self.params[name].values():
+                groups = kinds.setdefault(self.rule.kind_of(name, p), {})
+                groups.setdefault((factor, self.rule.decay_of(p)), []).append(p)
+        return [
+            self.rule.make(kind, [
+                {"params": params, "factor": factor, "weight_decay": decay}
+                for (factor, decay), params in groups.items()
+            ])
+            for kind, groups in sorted(kinds.items())
+        ]  # fmt: skip
 
     def square_norms(self, parts: Iterable[str] | None = None) -> dict[str, float]:
         """Sum of squared gradients of every part, or of some."""
@@ -122,58 +235,128 @@ class PartOptimizer:
         self, step: int, square_norms: Iterable[Mapping[str, float]] | None
     ) -> list[Callable[[], None]]:
         """The update of the part that goes first, and that of the others."""
-        norm = None
-        if self.rule.clips_globally:
+        norm, scale = None, self.scale.value
+        if self.rule.exchanges:
             assert square_norms is not None
             norm = global_norm(square_norms)
-        return [partial(self._update, step, norm, *made) for made in self.optimizers]
+        if norm is not None and self.rule.scaled:
+            self.scale.update(fine := math.isfinite(norm))
+            if not fine:
+                return [self._leave_out]
+        return [partial(self._update, step, norm, scale, *turn) for turn in self.optimizers]
+
+    def _leave_out(self) -> None:
+        """A step without an update."""
+        for p in self.owner:
+            p.grad = None
 
     def _update(
-        self, step: int, norm: float | None, parts: Sequence[str], optimizer: torch.optim.Optimizer
+        self,
+        step: int,
+        norm: float | None,
+        scale: float,
+        parts: Sequence[str],
+        optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        if norm is not None:
+        if scale != 1:
+            torch._foreach_mul_(self._gradients(parts), 1 / scale)
+        if norm is not None and self.rule.clips_globally:
             self._clip(parts, norm)
         elif self.rule.clip > 0:
             squares = self.square_norms(parts)
             for name in squares:
                 self._clip([name], math.sqrt(squares[name]))
-        for group in optimizer.param_groups:
-            group["lr"] = self.rule.lr_at(step) * group["factor"]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        lr = self.rule.lr_at(step)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group["factor"]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
     def _clip(self, parts: Iterable[str], norm: float) -> None:
         """Shrink the gradients of some parts, whose norm is given, to the norm `clip`."""
         if norm > self.rule.clip:
-            grads = [
-                p.grad for name in parts for p in self.params[name].values() if p.grad is not None
-            ]
-            torch._foreach_mul_(grads, self.rule.clip / norm)
+            torch._foreach_mul_(self._gradients(parts), self.rule.clip / norm)
+
+    def _gradients(self, parts: Iterable[str]) -> list[Tensor]:
+        params = (p for name in parts for p in self.params[name].values())
+        return [p.grad for p in params if p.grad is not None]
 
     def state(self) -> dict[str, Tensor]:
-        """Optimizer state as `edge/parameter/slot` tensors."""
-        return {
-            f"{edge}/{name}/{slot}": value.detach().cpu()
-            for parts, optimizer in self.optimizers
-            for edge in parts
-            for name, p in self.params[edge].items()
-            for slot, value in optimizer.state.get(p, {}).items()
-            if isinstance(value, Tensor)
+        """Optimizer state as `edge/parameter/slot` tensors; a number is one of no dimension."""
+        self._check_groups()
+        slots = {
+            f"{edge}/{name}/{slot}{NUMBER * (not isinstance(value, Tensor))}": _as_tensor(
+                slot, value
+            )
+            for edge, named in self.params.items()
+            for name, p in named.items()
+            for slot, value in self.owner[p].state.get(p, {}).items()
+            if value is not None
         }
+        return slots | self.scale.state() if self.rule.scaled else slots
+
+    def _check_groups(self) -> None:
+        """What an optimizer keeps in its groups belongs to no part, so it could not be stored."""
+        optimizers = [o for _, optimizers in self.optimizers for o in optimizers]
+        for optimizer, before in zip(optimizers, self._groups, strict=True):
+            if changed := [k for k, v in _scalars(optimizer).items() if before.get(k) != v]:
+                raise UserError(
+                    f"optimizer={self.rule.kind}: keeps {changed[0][1]} in its parameter groups; "
+                    "only what it keeps for each parameter can be stored"
+                )
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the slots of the own parts out of `state`; parts without slots start anew."""
+        self.scale.load(state)
         slots: dict[tuple[str, str], dict[str, Tensor]] = {}
         for key, value in state.items():
             edge, name, slot = key.split("/")
             slots.setdefault((edge, name), {})[slot] = value
-        for parts, optimizer in self.optimizers:
-            optimizer.state.clear()
-            for edge in parts:
-                for name, p in self.params[edge].items():
-                    # `step` is a scalar that fused optimizers want on the parameter's device
-                    if mine := slots.get((edge, name)):
-                        optimizer.state[p] = {k: v.clone().to(p.device) for k, v in mine.items()}
+        for edge, named in self.params.items():
+            for name, p in named.items():
+                self.owner[p].state.pop(p, None)
+                # `step` is a scalar that fused optimizers want on the parameter's device
+                if mine := slots.get((edge, name)):
+                    self.owner[p].state[p] = {
+                        k.removesuffix(NUMBER): v.item() if k.endswith(NUMBER)
+                        else v.clone().to(p.device)
+                        for k, v in mine.items()
+                    }  # fmt: skip
+
+
+def _as_tensor(slot: str, value: Any) -> Tensor:
+    """A slot of an optimizer as a tensor."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    raise UserError(
+        f"optimizer: keeps {slot} as {type(value).__name__}; only tensors and numbers can be stored"
+    )
+
+
+def _scalars(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Any]:
+    """The numbers of an optimizer's groups, without what this module sets."""
+    return {
+        (i, key): value
+        for i, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if isinstance(value, bool | int | float) and key != "lr"
+    }
+
+
+def own_parameters(
+    parts: Mapping[str, nn.Module], first: str = ""
+) -> dict[str, dict[str, nn.Parameter]]:
+    """What each part trains; a tensor that several parts use belongs to one, `first` or by name."""
+    taken: set[int] = set()
+    own: dict[str, dict[str, nn.Parameter]] = {}
+    for name in sorted(parts, key=lambda name: (name != first, name)):
+        mine = {k: p for k, p in parts[name].named_parameters() if p.requires_grad}
+        own[name] = {k: p for k, p in mine.items() if id(p) not in taken}
+        taken |= {id(p) for p in mine.values()}
+    return dict(sorted(own.items()))
 
 
 def global_norm(square_norms: Iterable[Mapping[str, float]]) -> float:

@@ -33,7 +33,8 @@ class Rule:
     ce: float = 1.0
     seed: int = 1
     labels_per_sample: int = 1
-    recompute: bool = False  # chains: activation checkpointing
+    recompute: bool = False  # activation checkpointing
+    still: frozenset[int] = frozenset()  # states before which nothing trains (core/frozen.py)
 
     @classmethod
     def of(cls, settings: Settings, family: str, labels_per_sample: int = 1) -> Rule:
@@ -66,10 +67,14 @@ class Rule:
 
     def sends_left(self, node: Node, stem_trains: bool) -> bool:
         """Whether an adjoint for z_l leaves the node."""
-        return stem_trains if node.l == 0 else not self.detach_levels
+        if node.l == 0:
+            return stem_trains
+        return not self.detach_levels and node.l not in self.still
 
     def sends_right(self, tree: Tree, node: Node) -> bool:
         """Whether an adjoint for z_r leaves the node: only if `right` pulls on z_r."""
+        if node.r in self.still:
+            return False
         return node.r < tree.N and self.target_gradient and not self.detach_levels
 
 

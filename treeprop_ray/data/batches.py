@@ -1,15 +1,25 @@
-"""The batches of a run; each is a function of its name, so there is no state to keep."""
+"""The batches of a run.
+
+Out of a source that can be indexed each is a function of its name, so there is no state to keep. A
+stream is read in order, and where it stands is part of a run's state.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from treeprop_ray.core.rng import derive, generator
 from treeprop_ray.core.rule import HeldOut
+from treeprop_ray.data.reading import Ahead, drawing
 from treeprop_ray.data.sets import DataSet
+from treeprop_ray.data.sources import Split
+from treeprop_ray.data.streams import Reader, Stream
 
 
 @dataclass(frozen=True)
@@ -43,23 +53,66 @@ class Batches:
     Epoch e is permuted by (seed, e), augmentation is drawn from (seed, step).
     """
 
-    def __init__(self, data: DataSet, batch: int, seed: int) -> None:
-        self.data, self.batch, self.seed = data, batch, seed
+    def __init__(
+        self, data: DataSet, batch: int, seed: int, steps: int = sys.maxsize, keep: int = 0
+    ) -> None:
+        """`steps` of the run; `keep`: batches of a stream that may be asked for again."""
+        self.data, self.batch, self.seed, self.steps = data, batch, seed, steps
         self.per_epoch = data.steps_per_epoch(batch)
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+        self._reader = Reader(data.train, seed, keep) if isinstance(data.train, Stream) else None
+        self._ahead: Ahead[Any] | None = None  # a thread, once the first batch is asked for
 
     def __call__(self, step: int, view: int = 0) -> tuple[Tensor, Tensor]:
         """The training batch of a step; another `view` is another augmentation of its samples."""
-        epoch, position = divmod(step, self.per_epoch)
-        if epoch != self._epoch:
-            gen = generator(self.seed, "order", epoch)
-            self._epoch, self._order = epoch, torch.randperm(len(self.data.train), generator=gen)
-        index = self._order[position * self.batch : (position + 1) * self.batch]
-        part = self.data.train.take(index)
+        part = self._stored(step)
         x = part.x
         if self.data.augment:
             x = self.data.augment(x, derive(self.seed, "augment", step, *([view] if view else [])))
-        return self.data.inputs(x), part.y.long()
+        return self.data.inputs(x), self.data.labels(part.y)
+
+    def _stored(self, step: int) -> Split:
+        """The samples of a step; what is slow to read is read ahead, in a thread."""
+        if self._reader:
+            part, self._reader.stands = self._read_ahead(self._reader, step)
+            return part
+        if self.data.split("train").in_memory:
+            return self._indexed(step)
+        return self._read_ahead(self._indexed, step)
+
+    def _indexed(self, step: int) -> Split:
+        train = self.data.split("train")
+        epoch, position = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            gen = generator(self.seed, "order", epoch)
+            self._epoch, self._order = epoch, torch.randperm(len(train), generator=gen)
+        index = self._order[position * self.batch : (position + 1) * self.batch]
+        if train.in_memory:
+            return train.take(index)
+        with drawing(derive(self.seed, "samples", step)):
+            return train.take(index)
+
+    def _read_ahead(self, read: Callable[[int], Any], step: int) -> Any:
+        self._ahead = self._ahead or Ahead(read, self.steps)
+        return self._ahead(step)
+
+    def state(self) -> dict[str, Tensor]:
+        """Where a stream stands; nothing where the step's number says it all."""
+        return self._reader.state() if self._reader else {}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take up a state of `state`; other entries do not matter."""
+        if self._reader:
+            if self._ahead:
+                self._ahead.settle()
+            self._reader.load(state)
+
+    def close(self) -> None:
+        """End the thread that reads, and the pass over a stream."""
+        if self._ahead:
+            self._ahead.close()
+        if self._reader:
+            self._reader.close()
 
     def get(self, which: Which) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a batch by its name."""
@@ -74,8 +127,9 @@ class Batches:
 
     def views(self, index: int) -> tuple[Tensor, Tensor]:
         """Two augmentations of a large validation batch, always the same; labels of all rows."""
-        part = slice(index * self.data.score_batch, (index + 1) * self.data.score_batch)
-        x, y = self.data.validation.x[part], self.data.validation.y[part]
+        size = self.data.score_batch
+        part = self.data.read("validation", slice(index * size, (index + 1) * size))
+        x, y = part.x, self.data.labels(part.y)
         views = [x, x]
         if self.data.augment:
             seeds = [derive(self.seed, "validation view", index, view) for view in range(2)]
@@ -84,6 +138,6 @@ class Batches:
 
     def held_out(self, k: int) -> tuple[Tensor, Tensor]:
         """The k-th batch of the validation split in its own order, over and over."""
-        held = self.data.validation
-        part = held.take((torch.arange(self.batch) + k * self.batch) % len(held))
-        return self.data.inputs(part.x), part.y.long()
+        index = (torch.arange(self.batch) + k * self.batch) % len(self.data.validation)
+        part = self.data.read("validation", index)
+        return self.data.inputs(part.x), self.data.labels(part.y)

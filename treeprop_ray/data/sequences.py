@@ -27,7 +27,7 @@ def symbols(flat: Tensor, N: int) -> Tensor:
 def as_sequences(data: DataSet, N: int, permuted: bool) -> DataSet:
     """The same samples, read number by number; `permuted` by one order, fixed for all runs."""
     prepare = data.prepare
-    count = prepare(data.train.x[:1]).numel()
+    count = prepare(data.example.x).numel()
     order = None
     if permuted:
         order = torch.randperm(count, generator=generator(0, "permutation", count))

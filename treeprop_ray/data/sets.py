@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -9,25 +10,16 @@ import torch
 from torch import Tensor
 
 from treeprop_ray.core.network import Shape
-from treeprop_ray.core.rng import generator
+from treeprop_ray.core.rng import derive, generator
 from treeprop_ray.data.augment import Augment
+from treeprop_ray.data.reading import drawing
+from treeprop_ray.data.sources import Source, Split, check_labels, targets
+from treeprop_ray.data.streams import Stream
 from treeprop_ray.errors import UserError
 
+__all__ = ["DataSet", "Split", "hold_out"]
+
 SCORE_BATCH = 1000
-
-
-@dataclass(frozen=True)
-class Split:
-    """Samples as stored (images: uint8) and their labels."""
-
-    x: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def take(self, index: Tensor) -> Split:
-        return Split(self.x[index], self.y[index])
 
 
 @dataclass(frozen=True)
@@ -38,20 +30,40 @@ class DataSet:
     """
 
     name: str
-    train: Split
-    validation: Split
-    test: Split
-    classes: int
+    train: Source | Stream
+    validation: Source
+    test: Source
+    classes: int  # 0: not known
     prepare: Callable[[Tensor], Tensor]
     dtype: torch.dtype = torch.float32
     augment: Augment | None = None
     permutation: Tensor | None = None  # the order in which a sequence reads the numbers
     score_batch: int = SCORE_BATCH  # samples that are scored at the same time
+    own: bool = False  # a user's: its labels are checked as they come
+
+    @property
+    def example(self) -> Split:
+        """A training sample, as stored."""
+        if isinstance(self.train, Stream):
+            assert self.train.example is not None
+            return self.train.example
+        with drawing(0):
+            return self.train.take(slice(0, 1))
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a stored run goes on with the samples that come next."""
+        return not isinstance(self.train, Stream) or self.train.has_state
+
+    @property
+    def runs_tasks(self) -> bool:
+        """Whether reading takes Ray tasks."""
+        return isinstance(self.train, Stream) and self.train.runs_tasks
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one network input."""
-        return tuple(self.prepare(self.train.x[:1]).shape[1:])
+        return tuple(self.prepare(self.example.x).shape[1:])
 
     @property
     def shape(self) -> Shape:
@@ -65,12 +77,27 @@ class DataSet:
         return {name: -(-len(self.split(name)) // self.score_batch) for name in names}
 
     def steps_per_epoch(self, batch: int) -> int:
-        """Whole batches of the train split."""
+        """Whole batches of the train split; 0 for a stream that does not know its length."""
+        if isinstance(self.train, Stream) and not len(self.train):
+            return 0
         if batch > len(self.train):
             raise UserError(
                 f"batch={batch}: {self.name} has only {len(self.train)} training samples"
             )
         return len(self.train) // batch
+
+    def total_steps(self, batch: int, epochs: int, steps: int, epoch_steps: int) -> int:
+        """Steps of a run: so many epochs, or `steps` of them if that is less; `epoch_steps` is for
+        a stream that does not know its length."""
+        per_epoch = self.steps_per_epoch(batch)
+        if per_epoch and epoch_steps:
+            raise UserError(
+                f"data.epoch_steps={epoch_steps}: {self.name} knows that an epoch has {per_epoch}"
+            )
+        per_epoch = per_epoch or epoch_steps
+        if not (per_epoch or steps):
+            raise UserError(f"steps=0: {self.name} is a stream of unknown length; say how many")
+        return min(steps or sys.maxsize, epochs * per_epoch or sys.maxsize)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -79,10 +106,10 @@ class DataSet:
 
     @property
     def labels_per_sample(self) -> int:
-        return self.train.y[0].numel()
+        return self.example.y[0].numel()
 
-    def split(self, name: str) -> Split:
-        chosen: Split = getattr(self, name)
+    def split(self, name: str) -> Source:
+        chosen: Source = getattr(self, name)
         return chosen
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -90,20 +117,36 @@ class DataSet:
         x = self.prepare(x)
         return x.to(self.dtype) if x.is_floating_point() else x
 
+    def labels(self, y: Tensor) -> Tensor:
+        """Stored labels to what the loss takes."""
+        y = targets(y, self.name)
+        if self.own:
+            check_labels(y, self.classes, self.name)
+        return y
+
     def batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The whole split in order, in large batches."""
+        if not self.batch_counts[split]:
+            raise UserError(f"split={split}: {self.name} has no {split} samples")
         return (self.scoring(split, i) for i in range(self.batch_counts[split]))
 
     def scoring(self, split: str, index: int) -> tuple[Tensor, Tensor]:
         """One large batch of a split."""
+        part = self.read(split, slice(index * self.score_batch, (index + 1) * self.score_batch))
+        return self.inputs(part.x), self.labels(part.y)
+
+    def read(self, split: str, index: Tensor | slice) -> Split:
+        """Some samples of a split; what is drawn while reading is always the same."""
         chosen = self.split(split)
-        part = slice(index * self.score_batch, (index + 1) * self.score_batch)
-        return self.inputs(chosen.x[part]), chosen.y[part].long()
+        if chosen.in_memory:
+            return chosen.take(index)
+        with drawing(derive(0, "read", split)):
+            return chosen.take(index)
 
 
-def hold_out(train: Split, share: float, limit: int) -> tuple[Split, Split]:
+def hold_out(train: Source, share: float, limit: int) -> tuple[Source, Source]:
     """Cut (train, validation) out of a train split; the same cut for every seed of a run."""
     order = torch.randperm(len(train), generator=generator(0, "hold out"))
     held = max(1, round(share * len(train)))
     kept = order[held:].sort().values
-    return train.take(kept[:limit] if limit else kept), train.take(order[:held].sort().values)
+    return train.part(kept[:limit] if limit else kept), train.part(order[:held].sort().values)

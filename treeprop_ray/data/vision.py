@@ -8,7 +8,9 @@ nobody has defined. Image transforms need no compiled operator, so declaring the
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,8 +48,13 @@ def declare_missing_operators() -> torch.library.Library | None:
     return library
 
 
+def prepared(kind: Callable[..., Any], *words: Any) -> Any:
+    """kind(*words); a pickle that names this function imports this module first."""
+    return kind(*words)
+
+
 _declared = declare_missing_operators()  # lives as long as the process: it owns the declarations
 
 from torchvision.transforms import v2  # noqa: E402
 
-__all__ = ["v2"]
+__all__ = ["prepared", "v2"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import ray
@@ -46,6 +46,8 @@ class Role:
     direct: bool  # Ray Direct Transport
     threads: int = 1
     keep_spans: int = 0
+    programs: Mapping[str, Any] = field(default_factory=dict)  # transport=stream: by pass
+    clip: bool = False  # transport=stream: norms of all hosts are needed
 
 
 class HostActor:
@@ -99,9 +101,19 @@ class HostActor:
             raise self.broken  # the first error is the one to show, not what follows from it
         call = self.role.calls[index]
         piece = cut(at, self.role.total, self.role.pieces)[call.piece]
+        out = self.work(call, piece, at, transport.unpack(packets))
+        if self.role.direct:
+            return transport.pack_direct(out)
+        packed = transport.pack(out, call.packets)
+        return packed if len(packed) > 1 else (packed[0] if packed else None)
+
+    def work(
+        self, call: Call, piece: Piece, at: int | HeldOut, inputs: dict[str, Tensor | None]
+    ) -> Held:
+        """A call of the host; its error says where it arose, its time is written down."""
         begin = time.time()
         try:
-            out = self.host.run(call, piece, transport.unpack(packets))
+            out = self.host.run(call, piece, inputs)
         except Exception as e:
             nodes = f"node {', '.join(map(str, call.nodes))}" if call.nodes else "boundary"
             where = self.host.at or f"{nodes}, level {call.level}"
@@ -111,10 +123,7 @@ class HostActor:
             seconds = self._note(call.phase, call.level, call.piece, at, begin)
             self.sent += transport.size(out)
             self._gauges.wave(call, seconds, self.sent)
-        if self.role.direct:
-            return transport.pack_direct(out)
-        packed = transport.pack(out, call.packets)
-        return packed if len(packed) > 1 else (packed[0] if packed else None)
+        return out
 
     def report(self, step: int, norms: bool) -> StepReport:
         """Losses and gradient norms after the backward waves."""

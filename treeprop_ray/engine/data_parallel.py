@@ -59,7 +59,7 @@ class DataParallelEngine(LocalEngine):
         """Loss and backward of this worker's places; gradients are averaged in the last piece."""
         mine = cut(step, self.job.places, self.workers)[self.rank]
         x, y = self.host.places(replace(mine, start=0, stop=mine.total))
-        count = self.job.settings.microbatches
+        count = self.job.settings.pieces
         pieces = cut(step, mine.stop - mine.start, count)
         for piece in pieces:
             rows = slice(mine.start + piece.start, mine.start + piece.stop)
@@ -68,7 +68,7 @@ class DataParallelEngine(LocalEngine):
             last = piece is pieces[-1]
             with contextlib.nullcontext() if last else self.model.no_sync():
                 loss = self.model(x[rows], y[rows], own)
-                (loss * self.workers).backward()
+                (loss * self.workers * self.host.scale()).backward()
             self.host.note(self.tree.N, "ce", loss)
 
     def _step(self, step: int, report: bool) -> None:
@@ -78,7 +78,7 @@ class DataParallelEngine(LocalEngine):
             total = terms["ce"].detach().clone()
             distributed.all_reduce(total)
             terms["ce"] = total
-        self._last = self.host.report(step, norms=report or self.job.optimizer.clip > 0)
+        self._last = self.host.report(step, norms=report or self._needs_norms)
         self.host.apply(step, [self._last.square_norms])
 
     def _score(

@@ -69,7 +69,7 @@ class Driver:
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
         self.probes = probes or {}
-        self.transport, self.direct = transport, transport != "store"
+        self.transport, self.direct = transport, transport not in ("store", "stream")
         self.group: PlacementGroup | None = None
         self.owns_group, self.first_bundle = True, 0
         self.actors: list[Any] = []
@@ -107,7 +107,7 @@ class Driver:
     def _actor(self, index: int) -> Any:
         """Start the actor of a role in its bundle. Ray must not restart it: state would be lost."""
         return (
-            actor_class(self.transport)
+            self.actor_class()
             .options(
                 name=self.roles[index].name,
                 num_cpus=self.plan.cpus,
@@ -120,6 +120,10 @@ class Driver:
             )
             .remote(self.roles[index])
         )
+
+    def actor_class(self) -> Any:
+        """What an actor is made of."""
+        return actor_class(self.transport)
 
     def _join(self) -> None:
         """Direct transports need all actors in one collective group."""
@@ -239,8 +243,12 @@ class Driver:
         self.last = [r for r in results if isinstance(r, StepReport)]
         self._gauges.landed(len(self.flight))
 
+    def flush(self) -> None:
+        """Submit what is waiting to be submitted together."""
+
     def wait(self) -> list[StepReport]:
         """Wait for all submitted steps; the reports of the last one."""
+        self.flush()
         while self.flight:
             self._land()
         return self.last
@@ -282,10 +290,12 @@ class Driver:
 
     def ask(self, host: int, verb: Callable[..., Any], *words: Any, returns: int = 1) -> Any:
         """A future of what a host's own method gives; words may be such futures."""
+        self.flush()
         return self.actors[host].ask.options(num_returns=returns).remote(verb, *words)
 
     def states(self) -> list[Any]:
         """Futures of the state of every actor, behind the steps that are submitted."""
+        self.flush()
         return [actor.state.remote() for actor in self.actors]
 
     def probe(self, name: str, at: HeldOut) -> None:

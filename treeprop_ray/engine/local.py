@@ -36,7 +36,7 @@ class LocalEngine(Engine):
         self._run(self.calls, step)
 
     def _run(self, calls: Sequence[Call], at: int | HeldOut) -> None:
-        pieces = cut(at, self.job.places, self.job.settings.microbatches)
+        pieces = cut(at, self.job.places, self.job.settings.pieces)
         for call in calls:
             try:
                 self.host.run(call, pieces[call.piece], {})
@@ -46,8 +46,12 @@ class LocalEngine(Engine):
 
     def _step(self, step: int, report: bool) -> None:
         self.gradients(step)
-        self._last = self.host.report(step, norms=report or self.job.optimizer.clip > 0)
+        self._last = self.host.report(step, norms=report or self._needs_norms)
         self.host.apply(step, [self._last.square_norms])
+
+    @property
+    def _needs_norms(self) -> bool:
+        return self.job.optimizer.clip > 0 or self.job.optimizer.scaled
 
     def _reports(self) -> list[StepReport]:
         return [self._last]
@@ -63,6 +67,13 @@ class LocalEngine(Engine):
 
     def state(self) -> State:
         return self.host.state()
+
+    def close(self) -> None:
+        """The modules may be the user's: they are left uncompiled."""
+        if self.host.batches:
+            self.host.batches.close()
+        if self.host.compiled:
+            self.host.compiled.stop()
 
     def load(self, state: State, step: int = 0) -> None:
         self.host.load(*state)

@@ -4,22 +4,35 @@ actor."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import ray
 from torch import Tensor
 
 from treeprop_ray.core.rule import HeldOut
+from treeprop_ray.data import Batches
 from treeprop_ray.engine import runtime, transport
 from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.base import Engine, Span
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.recovery import Recovery
+from treeprop_ray.engine.stream import StreamDriver
+from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.hosts.base import State, StepReport
 from treeprop_ray.methods import Job
 from treeprop_ray.schedule.placement import Plan
 
 Answer = TypeVar("Answer")
+
+
+def fetched(stored: Sequence[Any]) -> Batches:
+    """The batches that were put into the object store."""
+    recipe: Callable[[], Batches] = ray.get(stored[0])
+    return recipe()
+
+
 Usage = tuple[float, int, list[Span]]  # busy seconds, bytes sent, last spans
 
 
@@ -31,11 +44,23 @@ class RayEngine(Engine):
     def __init__(self, job: Job, owns_ray: bool = False) -> None:
         super().__init__(job)
         self.owns_ray = owns_ray
+        self.job = replace(job, batches=self._shipped(job))
         self.recovery = Recovery(self, job.settings)
         self.start(job.method.plan(job.settings, job.tree, runtime.cluster()))
 
+    def _shipped(self, job: Job) -> Callable[[], Batches]:
+        """The batches in the object store: only the actor that opens them fetches them."""
+        try:
+            return partial(fetched, [ray.put(job.batches)])
+        except Exception as e:  # pickle, or the user's own code, may raise anything
+            raise UserError(
+                f"data: cannot be sent to the boundary actor: {first_line(e)}; have it made there "
+                "(data.name=package.module:factory), or use engine=local"
+            ) from e
+
     def start(self, plan: Plan) -> None:
         """Make the actors of a plan."""
+        self._check_tasks(plan)
         job, method, settings = self.job, self.method, self.job.settings
         calls, probes = method.calls(job, plan), method.probe_calls(job, plan)
         roles = []
@@ -49,23 +74,34 @@ class RayEngine(Engine):
                     make_host=partial(method.host, job, plan, index),
                     calls=mine + more,
                     total=job.places,
-                    pieces=settings.microbatches,
-                    direct=settings.transport != "store",
+                    pieces=settings.pieces,
+                    direct=settings.transport not in ("store", "stream"),
                     threads=settings.threads,
                     keep_spans=(len(mine) + 2) * settings.timeline_steps,
                 )
             )
         self.plan = plan
-        self.driver = Driver(
+        kind = StreamDriver if settings.transport == "stream" else Driver
+        self.driver = kind(
             plan,
             roles,
             calls,
-            clip=job.optimizer.clips_globally,
+            clip=job.optimizer.exchanges,
             in_flight=settings.in_flight,
             transport=settings.transport,
             wave_timeout=settings.wave_timeout,
             probes=probes,
         )
+
+    def _check_tasks(self, plan: Plan) -> None:
+        """Tasks that read the data would wait for ever beside actors that have all CPUs."""
+        cpus = sum(cpus for cpus, _ in runtime.cluster().nodes)
+        taken = sum(bundle.get("CPU", 0.0) for bundle in plan.bundles)
+        if self.job.runs_tasks and cpus - taken < 1:
+            raise UserError(
+                f"cpus_per_actor={plan.cpus:g}: {len(plan.names)} actors take {taken:g} of "
+                f"{cpus:g} CPUs; Ray Data needs at least 1 for its tasks, so use less"
+            )
 
     # -- steps --------------------------------------------------------------------------------
 

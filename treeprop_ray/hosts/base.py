@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,13 @@ from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.core.rule import Piece
 from treeprop_ray.data.batches import Batches
 from treeprop_ray.errors import TrainingError
+from treeprop_ray.hosts.compiled import Compiled
 from treeprop_ray.schedule.ops import Call, Op
 
 Held = dict[str, Tensor | None]  # tensors by name (schedule/); an adjoint may be absent
 Verb = Callable[[Op, Held, Piece], None]
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Result = TypeVar("Result")
 State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), keyed by part
 
 
@@ -49,6 +53,7 @@ class Share:
     batches: Batches | None = None
     device: str = "cpu"
     precision: str = "float32"
+    backend: str = ""  # of torch.compile; empty: blocks are not compiled
 
 
 class Host:
@@ -57,9 +62,10 @@ class Host:
     leads = ""  # the part whose update goes ahead of the others'
 
     def __init__(self, share: Share) -> None:
-        self.device, self.bf16 = torch.device(share.device), share.precision == "bf16"
+        self.device, self.half = torch.device(share.device), HALF.get(share.precision)
         self.parts = {name: m.to(self.device).train() for name, m in share.parts.items()}
         self.optimizer = PartOptimizer(self.parts, share.optimizer, self.leads)
+        self.compiled = Compiled(self.parts.values(), share.backend) if share.backend else None
         self.batches = share.batches
         self.verbs: dict[str, Verb] = {}
         self.losses: dict[int, Losses] = {}  # by place: a node, a layer, a depth
@@ -74,6 +80,13 @@ class Host:
 
     def run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
         """Run a block; randomness inside it (dropout) comes from `seed` alone."""
+        return self.tried(lambda: self._run_block(block, z, seed))
+
+    def tried(self, run: Callable[[], Result]) -> Result:
+        """Run something that may be compiled on the way, and cannot always be."""
+        return self.compiled.guarded(run) if self.compiled else run()
+
+    def _run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
         # torch.manual_seed would also queue a seed for absent devices, at 0.3 ms a call
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
@@ -83,7 +96,7 @@ class Host:
 
     def go_back(self, out: Tensor, slope: Tensor, leaf: Tensor) -> None:
         """Backward through a block; while others wait, only as far as they need it."""
-        if self.awaited:
+        if self.awaited and not self.compiled:  # what is compiled goes back as one piece
             self.later.append(input_first(out, slope, leaf))
         else:
             at_once(out, slope, leaf)
@@ -95,10 +108,14 @@ class Host:
         self.later.clear()
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """bf16: the products in bfloat16."""
-        if not self.bf16:
+        """bf16, fp16: the products in 16 bits."""
+        if self.half is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        return torch.autocast(self.device.type, self.half)
+
+    def scale(self) -> float:
+        """The factor on all losses (fp16)."""
+        return self.optimizer.scale.value
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -155,6 +172,7 @@ class Host:
             for place, losses in self.losses.items()
             for name, value in losses.take().items()
         ]
+        terms.sort(key=lambda term: term[1] == "ce")  # what goes wrong before the head is named
         report = StepReport(data_seconds=self.data_seconds)
         if terms:
             values = torch.stack([value.double() for _, _, value in terms]).tolist()
@@ -163,9 +181,12 @@ class Host:
                     raise TrainingError(f"loss {name}={value} at {self.where(place)}, step {step}")
                 report.losses.setdefault(place, {})[name] = value
         if norms:
-            report.square_norms = self.optimizer.square_norms()
+            report.square_norms = {
+                part: value / self.scale() ** 2
+                for part, value in self.optimizer.square_norms().items()
+            }
             for part, value in report.square_norms.items():
-                if not math.isfinite(value):
+                if not math.isfinite(value) and not self.optimizer.rule.scaled:
                     raise TrainingError(f"gradient of {self.part_at(part, value)}, step {step}")
         return report
 
@@ -188,13 +209,16 @@ class Host:
             for name, module in self.parts.items()
             for key, value in module.state_dict().items()
         }
-        return weights, {key: value.clone() for key, value in self.optimizer.state().items()}
+        slots = {key: value.clone() for key, value in self.optimizer.state().items()}
+        return weights, slots | (self.batches.state() if self.batches else {})
 
     def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         """Take the own parts out of a full or partial state."""
         for name, module in self.parts.items():
             module.load_state_dict(part_state(weights, name))
         self.optimizer.load(optimizer)
+        if self.batches:
+            self.batches.load(optimizer)
         self.forget()
 
     def forget(self) -> None:

@@ -34,7 +34,7 @@ class BlockHost(Host):
         module = self.parts[edge_name(edge)]
         module.eval()
         with self.autocast():
-            out: Tensor = module(z.to(self.device))
+            out = self.tried(lambda: module(z.to(self.device)))
         module.train()
         return out
 
@@ -44,6 +44,6 @@ class BlockHost(Host):
         self.catch_up()
         head = self.parts[edge_name(self.tree.head)].eval()
         with self.autocast():
-            counts = count(head, z.to(self.device), y)
+            counts = self.tried(lambda: count(head, z.to(self.device), y))
         head.train()
         return counts

@@ -97,7 +97,8 @@ class CffHost(BlockHost):
             return
         out, labels = self.outs.pop(op.n), there(held, "y")
         loss, clamped = contrastive_loss(out, labels, self.margin[op.n], self.tau)
-        loss.backward()
+        if loss.requires_grad:  # a frozen layer only tells its loss
+            loss.backward(torch.full_like(loss, self.scale()))
         self.note(op.n, "contrast", loss)
         self.note(op.n, "clamped", clamped)
 
@@ -108,7 +109,8 @@ class CffHost(BlockHost):
         labels = there(held, "y")
         loss_of = partial(head_loss, self.parts[edge_name(head)], labels=labels, piece=piece)
         loss = self.run_block(loss_of, z, self._seed(head, piece))
-        loss.backward()
+        if loss.requires_grad:
+            loss.backward(torch.full_like(loss, self.scale()))
         self.note(self.tree.N, "ce", loss)
 
     def _layers_learn(self, piece: Piece) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -30,7 +31,8 @@ class ChainHost(BlockHost):
     ) -> None:
         super().__init__(share, tree, rule)
         self.blocks = [edge for edge in blocks if edge != tree.head]
-        self.stem_trains = stem_trains
+        first = blocks[0][0] if blocks else 0
+        self.input_moves = stem_trains if first == 0 else first not in rule.still
         self.graphs: dict[int, tuple[Tensor, Tensor]] = {}  # piece -> (input, output)
         self.boundary: Boundary | None = None
         if share.batches is not None:  # the head may be in another stage
@@ -83,8 +85,7 @@ class ChainHost(BlockHost):
         held["y"], held["z0"] = y, self.boundary.open(x, y, piece)
 
     def _ahead(self, op: Op, held: Held, piece: Piece) -> None:
-        first = self.boundary is not None
-        z_in = there(held, op.reads[0]).detach().requires_grad_(self.stem_trains or not first)
+        z_in = there(held, op.reads[0]).detach().requires_grad_(self.input_moves)
         z = z_in
         for edge in self.blocks:
             z = self.run_part(edge, z, piece)
@@ -97,15 +98,18 @@ class ChainHost(BlockHost):
         labels = there(held, "y")
         loss_of = partial(head_loss, self.parts[edge_name(head)], labels=labels, piece=piece)
         loss = self.run_part(head, leaf, piece, loss_of)
-        loss.backward()
+        loss.backward(torch.full_like(loss, self.scale()))
         self.note(self.tree.N, "ce", loss)
         held[op.writes[0]] = leaf.grad
 
     def _back(self, op: Op, held: Held, piece: Piece) -> None:
         z_in, z_out = self.graphs.pop(piece.index)
-        adjoint = there(held, op.reads[0])
-        if z_out is z_in or not z_out.requires_grad:  # a stage that holds only the head
+        adjoint = held[op.reads[0]]
+        if z_out is z_in:  # a stage that holds only the head
             held[op.writes[0]] = adjoint
+            return
+        if adjoint is None or not z_out.requires_grad:  # nothing up to here trains
+            held[op.writes[0]] = None
             return
         if self.rule.recompute:  # two steps would run the blocks again twice
             at_once(z_out, adjoint, z_in)

@@ -85,6 +85,9 @@ class Gauge:
             "weigh": self._do_weigh, "readout": self._do_readout,
         }  # fmt: skip
         self._before = (host.current, host.data_seconds)
+        self._scale = (host.half, host.optimizer.scale.value)
+        if host.optimizer.rule.scaled:  # measured in float32, without a scale
+            host.half, host.optimizer.scale.value = None, 1.0
         self._rng = torch.get_rng_state()
         cuda = host.device.type == "cuda"
         self._cuda_rng = torch.cuda.get_rng_state(host.device) if cuda else None
@@ -115,6 +118,7 @@ class Gauge:
         for module in self.host.parts.values():
             module.train()
         self.host.current, self.host.data_seconds = self._before
+        self.host.half, self.host.optimizer.scale.value = self._scale
         torch.set_rng_state(self._rng)
         if self._cuda_rng is not None:
             torch.cuda.set_rng_state(self._cuda_rng, self.host.device)

@@ -43,13 +43,19 @@ def parse_path(text: str, outline: Outline, method: Method) -> list[int]:
     return path
 
 
+def autocast(network: TreeNetwork, z: Tensor) -> torch.autocast:
+    """The precision that the network was trained in."""
+    half = network.cast
+    return torch.autocast(z.device.type, half or torch.bfloat16, enabled=half is not None)
+
+
 def network_through(network: TreeNetwork) -> Through:
     """Runs the blocks of a network in this process, in evaluation mode."""
     parts = network.eval().parts()
 
     @torch.no_grad()
     def through(edge: Edge, z: Tensor) -> Tensor:
-        with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
+        with autocast(network, z):
             out: Tensor = parts[edge](z)
         return out
 
@@ -68,6 +74,6 @@ def score_network(
     counts: dict[str, list[Counts]] = {name: [] for name in paths}
     for x, y in batches:
         for name, z in path_states(network.tree, paths, x, through).items():
-            with torch.autocast(z.device.type, torch.bfloat16, enabled=network.bf16):
+            with autocast(network, z):
                 counts[name].append(count(head, z, y))
     return {name: Score.of(of_path) for name, of_path in counts.items()}

@@ -10,7 +10,7 @@ out for its share.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -18,8 +18,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from treeprop_ray.config import Settings, recurrent
-from treeprop_ray.core.network import Shape, TreeNetwork, named
+from treeprop_ray.config import Settings, dotted, recurrent
+from treeprop_ray.core.frozen import frozen_parts
+from treeprop_ray.core.network import STEM, Shape, TreeNetwork, edge_name, named
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.scoring import Score
@@ -30,7 +31,7 @@ from treeprop_ray.hosts.base import Host, Share, StepReport
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import TimeNetwork
 from treeprop_ray.schedule.ops import Call
-from treeprop_ray.schedule.placement import Cluster, Plan
+from treeprop_ray.schedule.placement import Cluster, Plan, alone
 
 Parts = Callable[[Sequence[str]], dict[str, nn.Module]]
 Answer = TypeVar("Answer")
@@ -99,25 +100,33 @@ class Job:
     sizes: Mapping[str, int]  # samples of each split
     splits: Mapping[str, int]  # evaluation batches of each split
     permutation: Tensor | None = None  # the order in which sequences read their numbers
+    resumes: bool = True  # whether a stored run goes on with the samples that come next
+    runs_tasks: bool = False  # whether reading the samples takes Ray tasks, and CPUs for them
+    frozen: frozenset[str] = frozenset()  # parts that do not train
 
     @property
     def places(self) -> int:
         """Rows of a step's batch."""
-        return self.settings.batch * self.rule.mc_samples
+        return self.settings.step_samples * self.rule.mc_samples
 
     @property
     def per_epoch(self) -> int:
         """Steps of an epoch."""
-        return self.sizes["train"] // self.settings.batch
+        known = self.sizes["train"] // self.settings.step_samples
+        return known or self.settings.data.epoch_steps or self.total_steps
 
     def share(self, names: Sequence[str], plan: Plan, opens: bool) -> Share:
         """What a host of the plan is given."""
+        parts = self.parts(names)
+        for name in self.frozen & parts.keys():
+            parts[name].requires_grad_(False)
         return Share(
-            self.parts(names),
+            parts,
             self.optimizer,
             self.batches() if opens else None,
             plan.device,
             self.settings.precision,
+            self.settings.compile_backend if self.settings.compile else "",
         )
 
 
@@ -153,7 +162,24 @@ class Method(ABC):
                 f"engine=train: is for method=bp, not {settings.method}; use engine=ray"
             )
         if settings.recompute and not self.recomputes:
-            raise UserError(f"recompute=true: is for method=bp, not {settings.method}")
+            raise UserError(
+                "recompute=true: is for method=tree and bp over blocks, not "
+                f"method={settings.method} model.name={settings.model.name}"
+            )
+        if settings.precision == "fp16" and self.over_time:
+            raise UserError(
+                f"precision=fp16: is for networks of blocks, not model.name={settings.model.name}; "
+                "use bf16"
+            )
+        if settings.compile and self.over_time:
+            raise UserError(
+                f"compile=true: is for networks of blocks, not model.name={settings.model.name}"
+            )
+        if settings.freeze and self.over_time:
+            raise UserError(
+                f"freeze={settings.freeze}: is for networks of blocks, not "
+                f"model.name={settings.model.name}"
+            )
 
     # -- the network ----------------------------------------------------------------------------
 
@@ -178,7 +204,17 @@ class Method(ABC):
 
     def optimizer(self, settings: Settings, tree: Tree, total_steps: int) -> OptimizerRule:
         """The optimizer of every part."""
-        return OptimizerRule.of(settings, total_steps)
+        ends = ("stem", edge_name(tree.head), "readout") if settings.optimizer == "muon" else ()
+        return replace(OptimizerRule.of(settings, total_steps), ends=ends)
+
+    def still(self, tree: Tree, trained: Collection[str]) -> frozenset[int]:
+        """States that depend on none of the trained parts."""
+        return frozenset()
+
+    def all_parts(self, settings: Settings, tree: Tree) -> list[str]:
+        """All parts that the method trains."""
+        residents = self.residents(settings, alone(tree, "cpu"), tree)
+        return list(dict.fromkeys(name for resident in residents for name in resident.parts))
 
     # -- where and when -------------------------------------------------------------------------
 
@@ -262,53 +298,107 @@ def fresh_parts(
     return method.network(settings, shape).parts(names, settings.seed, shape.dtype)
 
 
-def batches_of(settings: Settings) -> Batches:
+def batches_over(settings: Settings, total_steps: int, data: DataSet) -> Batches:
+    """The batches of data that is at hand."""
+    keep = settings.snapshot_every + settings.in_flight if settings.engine == "ray" else 0
+    return Batches(data, settings.step_samples, settings.seed, total_steps, keep)
+
+
+def batches_of(settings: Settings, total_steps: int) -> Batches:
     """Load the data where it is opened."""
-    return Batches(load(settings), settings.batch, settings.seed)
+    return batches_over(settings, total_steps, load(settings))
 
 
 def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job of settings; `data` gives shapes and counts, hosts load what they need themselves."""
     method = of(settings)
+    if not data.classes and not dotted(settings.model.name):
+        raise UserError(
+            f"data.classes=0: model.name={settings.model.name} must know how many classes "
+            f"{data.name} has; say it"
+        )
     recipe = method.network(settings, data.shape)
     tree = Tree(recipe.N, settings.split)
+    names = method.all_parts(settings, tree)
+    frozen = frozen_parts(settings.freeze, names, tree)
+    stem_trains = recipe.stem_trains and edge_name(STEM) not in frozen
+    trained = set(names) - frozen - (set() if stem_trains else {edge_name(STEM)})
+    if not trained:
+        raise UserError(f"freeze={settings.freeze}: leaves nothing to train")
+    rule = method.rule(settings, recipe.family, data.labels_per_sample)
     return Job(
         method=method,
         settings=settings,
         tree=tree,
-        rule=method.rule(settings, recipe.family, data.labels_per_sample),
-        optimizer=method.optimizer(settings, tree, total_steps),
+        rule=replace(rule, still=method.still(tree, trained)) if frozen else rule,
+        optimizer=method.optimizer(settings, tree, total_steps).tried(),
         total_steps=total_steps,
         parts=partial(fresh_parts, method, settings, data.shape),
         batches=(
-            partial(batches_of, settings)
+            partial(batches_of, settings, total_steps)
             if settings.engine == "ray"
-            else partial(Batches, data, settings.batch, settings.seed)
+            else partial(batches_over, settings, total_steps, data)
         ),
         shape=data.shape,
-        stem_trains=recipe.stem_trains,
+        stem_trains=stem_trains,
         sizes=data.sizes,
         splits=data.batch_counts,
         permutation=data.permutation,
+        resumes=data.resumes,
+        runs_tasks=data.runs_tasks,
+        frozen=frozen,
     )
+
+
+def trains(module: nn.Module) -> bool:
+    """Whether any of its parameters does."""
+    return any(p.requires_grad for p in module.parameters())
+
+
+class OwnModules:
+    """The modules of a network that is at hand, as a recipe."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
+        self.parts = parts
+
+    def __call__(self, names: Sequence[str]) -> dict[str, nn.Module]:
+        return {name: self.parts[name] for name in names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where modules of transformers arrive, torchvision must be importable before them."""
+        homes = {type(m).__module__ for part in self.parts.values() for m in part.modules()}
+        if any(home.startswith("transformers") for home in homes):
+            from treeprop_ray.data.vision import prepared
+
+            return prepared, (OwnModules, self.parts)
+        return OwnModules, (self.parts,)
 
 
 def job_over(network: TreeNetwork, settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job over the modules of a network and data that is at hand."""
-    method, batches = of(settings), Batches(data, settings.batch, settings.seed)
+    method = of(settings)
     parts = named(network.parts())
+    names = method.all_parts(settings, network.tree)
+    frozen = frozen_parts(settings.freeze, names, network.tree)
+    trained = {name for name in set(names) - frozen if trains(parts[name])}
+    if not trained:
+        raise UserError(f"freeze={settings.freeze}: leaves no parameter that requires a gradient")
+    rule = method.rule(settings, network.family, data.labels_per_sample)
     return Job(
         method=method,
         settings=settings,
         tree=network.tree,
-        rule=method.rule(settings, network.family, data.labels_per_sample),
-        optimizer=method.optimizer(settings, network.tree, total_steps),
+        rule=replace(rule, still=method.still(network.tree, trained)),
+        optimizer=method.optimizer(settings, network.tree, total_steps).tried(),
         total_steps=total_steps,
-        parts=lambda names: {name: parts[name] for name in names},
-        batches=lambda: batches,
+        parts=OwnModules(parts),
+        batches=partial(batches_over, settings, total_steps, data),
         shape=data.shape,
-        stem_trains=any(p.requires_grad for p in network.stem.parameters()),
+        stem_trains=edge_name(STEM) in trained,
         sizes=data.sizes,
         splits=data.batch_counts,
         permutation=data.permutation,
+        resumes=data.resumes,
+        runs_tasks=data.runs_tasks,
+        frozen=frozen,
     )

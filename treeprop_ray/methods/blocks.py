@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from treeprop_ray.config import Settings, dotted
+from treeprop_ray.core.frozen import still_in_chain
 from treeprop_ray.core.network import (
     STEM,
     Blueprint,
@@ -20,6 +21,7 @@ from treeprop_ray.core.network import (
 from treeprop_ray.core.scoring import Score
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.data import Which, load
+from treeprop_ray.hosts.base import HALF
 from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.methods.base import Crew, Method
 from treeprop_ray.models import blueprint
@@ -50,13 +52,17 @@ class BlockMethod(Method):
         for name, module in named(network.parts()).items():
             if mine := part_state(weights, name):
                 module.load_state_dict(mine)
-        network.bf16 = settings.precision == "bf16"
+        network.cast = HALF.get(settings.precision)
         return network
 
     def owners(self, tree: Tree, plan: Plan) -> dict[Edge, int]:
         """The host of every edge of a chain: runs of blocks; the stem is in the first."""
         cuts = stages(tree, len(plan.names))
         return {STEM: 0, **{edge: k for k, cut in enumerate(cuts) for edge in cut}}
+
+    def still(self, tree: Tree, trained: Collection[str]) -> frozenset[int]:
+        """States of the chain before which nothing trains."""
+        return still_in_chain(tree, trained)
 
     def deployed(self, tree: Tree) -> frozenset[str]:
         """Names of the parts of the deployed chain."""

@@ -72,7 +72,7 @@ class Backpropagation(ChainMethod):
 
     def calls(self, job: Job, plan: Plan) -> list[Call]:
         """A pipeline; with one stage plain backpropagation."""
-        return one_chain_step(len(plan.names), job.stem_trains, job.settings.microbatches)
+        return one_chain_step(len(plan.names), job.stem_trains, job.settings.pieces)
 
     def host(self, job: Job, plan: Plan, index: int) -> Host:
         """A stage."""

@@ -92,7 +92,7 @@ class Bptt(TimeMethod):
 
     def calls(self, job: Job, plan: Plan) -> list[Call]:
         """Everything in one op."""
-        return whole_step(job.settings.microbatches)
+        return whole_step(job.settings.pieces)
 
     def host(self, job: Job, plan: Plan, index: int) -> Host:
         """The deployed cell and the readout."""

@@ -50,6 +50,11 @@ class ForwardForward(ChainMethod):
                 f"microbatches={settings.microbatches}: method=cff compares all samples of a batch "
                 "with each other; use microbatches=1"
             )
+        if settings.accumulate > 1:
+            raise UserError(
+                f"accumulate={settings.accumulate}: method=cff compares all samples of a step with "
+                "each other; use a larger batch"
+            )
 
     def optimizer(self, settings: Settings, tree: Tree, total_steps: int) -> OptimizerRule:
         """Two stages with a learning rate each; layers are clipped one by one."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from treeprop_ray.config import Settings, family_of, run_name
+from treeprop_ray.core.frozen import still_in_tree
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import Rule
@@ -26,6 +28,7 @@ class TreeProp(BlockMethod):
     name = "tree"
     short_paths = True
     probed = True
+    recomputes = True
 
     def check(self, settings: Settings) -> None:
         """What the objective asks for."""
@@ -48,6 +51,10 @@ class TreeProp(BlockMethod):
         chain = range(tree.N - 1)
         return replace(rule, factors=tuple((f"{l}-{l + 1}", settings.chain_lr) for l in chain))
 
+    def still(self, tree: Tree, trained: Collection[str]) -> frozenset[int]:
+        """States hang on the left blocks above them."""
+        return still_in_tree(tree, trained)
+
     def plan(self, settings: Settings, tree: Tree, cluster: Cluster) -> Plan:
         """Nodes, or lines of nodes, over actors."""
         return plan_tree(settings, tree, cluster, run_name(settings))
@@ -60,12 +67,12 @@ class TreeProp(BlockMethod):
 
     def calls(self, job: Job, plan: Plan) -> list[Call]:
         """The level waves."""
-        pieces = job.settings.microbatches
+        pieces = job.settings.pieces
         return one_step(job.tree, job.rule, plan.layout, job.stem_trains, pieces)
 
     def probe_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
         """The chain, and the forward waves."""
-        return probe_calls(job.tree, plan.layout, job.stem_trains, job.settings.microbatches)
+        return probe_calls(job.tree, plan.layout, job.stem_trains, job.settings.pieces)
 
     def owners(self, tree: Tree, plan: Plan) -> dict[Edge, int]:
         """A node's blocks live with it, stem and head at the boundary."""

@@ -63,7 +63,7 @@ class TreePropThroughTime(TimeMethod):
 
     def calls(self, job: Job, plan: Plan) -> list[Call]:
         """Depth by depth; one host alone does everything in one op."""
-        time, pieces = job.settings.time, job.settings.microbatches
+        time, pieces = job.settings.time, job.settings.pieces
         if len(plan.names) == 1:
             return whole_step(pieces)
         return one_time_step(

@@ -35,7 +35,7 @@ class Item:
     pages: list[str]
     full: list[str]
     paper: str = ""
-    found: list[Path] = field(default_factory=list)
+    there: list[Path] = field(default_factory=list)
 
 
 def paper_items(out: Path) -> list[Item]:
@@ -44,8 +44,8 @@ def paper_items(out: Path) -> list[Item]:
     items = []
     entries: Any = OmegaConf.to_container(OmegaConf.load(PAPER))
     for entry in entries:
-        found = [p for name in entry["pages"] for p in pages if fnmatch(p.stem, name)]
-        items.append(Item(**entry, found=list(dict.fromkeys(found))))
+        there = [p for name in entry["pages"] for p in pages if fnmatch(p.stem, name)]
+        items.append(Item(**entry, there=list(dict.fromkeys(there))))
     return items
 
 
@@ -56,12 +56,12 @@ def pages_of(out: Path) -> list[Path]:
 
 def sweep_tables(out: Path) -> list[str]:
     """Names of the stored CSVs that hold a sweep's runs."""
-    found = []
+    names = []
     for path in sorted(out.glob("*.csv")):
         with path.open(newline="") as f:
             if "sweep_command" in next(csv.reader(f), []):
-                found.append(path.stem)
-    return found
+                names.append(path.stem)
+    return names
 
 
 def write_index(out: Path) -> None:
@@ -76,7 +76,7 @@ def index_of(out: Path) -> str:
     shown: set[Path] = set()
     for item in paper_items(out):
         lines += _item(item, sweeps, shown)
-        shown.update(item.found)
+        shown.update(item.there)
     lines += ["## All sweeps", "", "| table | what | runs | command |", "|---|---|---|---|"]
     for page in pages:
         if page.stem in sweeps:
@@ -95,7 +95,7 @@ def index_of(out: Path) -> str:
 def _item(item: Item, sweeps: list[str], shown: set[Path]) -> list[str]:
     """A section of the index: our tables, the paper's figures, the full command."""
     lines = [f"### {item.title}", ""]
-    for page in item.found:
+    for page in item.there:
         text = page.read_text()
         lines += [f"**[{_title(text, page)}]({page.name})**", ""]
         if page in shown:
@@ -107,7 +107,7 @@ def _item(item: Item, sweeps: list[str], shown: set[Path]) -> list[str]:
             table = _first_table(text)
             lines += [*table, ""] if len(table) <= LONGEST else []
             lines += [f"Command: {_commands(text)}", ""]
-    if not item.found:
+    if not item.there:
         lines += ["Not run here.", ""]
     if item.paper:
         lines += [f"Paper: {item.paper.strip()}", ""]
@@ -116,8 +116,8 @@ def _item(item: Item, sweeps: list[str], shown: set[Path]) -> list[str]:
 
 def _first_table(text: str) -> list[str]:
     """The lines of a page's first table."""
-    found = re.search(r"(?:^\|.*\n?)+", text, re.MULTILINE)
-    return found[0].splitlines() if found else []
+    table = re.search(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+    return table[0].splitlines() if table else []
 
 
 def _title(text: str, page: Path) -> str:

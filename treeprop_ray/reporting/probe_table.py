@@ -48,8 +48,8 @@ def write(runs: Sequence[str], out: str, keep: Sequence[str] = ()) -> Path:
         "summed over the states; `F_mean`: that plus the cross-entropy at the finest spine node, "
         "the bound at the means that training passes on; `F`, `nll`, `gap`: the bound by draws, "
         "-log p(y|x) by importance sampling, their difference; `leak`: cross-entropy of the clean "
-        "spine path minus that of the tree at "
-        "the finest spine node. Nats per label. `treeprop_ray/probe_row.py` defines every column.",
+        "spine path minus that of the tree at the finest spine node. Nats per label. "
+        "`treeprop_ray/hosts/probe_row.py` defines every column.",
         "",
         *sections,
         f"{LAST_LINE} `python -m treeprop_ray.probe mode=table {kept}run=[{','.join(runs)}] "

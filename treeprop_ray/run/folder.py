@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from treeprop_ray import config
-from treeprop_ray.config import Settings
+from treeprop_ray.config import Change, Settings
 from treeprop_ray.errors import UserError
+from treeprop_ray.run import checkpoint
 from treeprop_ray.run.storage import Storage, storage_at
 
 
@@ -32,18 +33,42 @@ class RunFolder:
         self.name = config.run_name(settings)
         self.path = Path(settings.out) / self.name
         self.storage = checkpoints_of(settings, self.path)
+        self.changed: list[Change] = []  # settings that are others than before
         is_run = (self.path / "config.yaml").is_file()
         if is_run and not settings.fresh:
-            changed = config.differences(config.load_file(self.path / "config.yaml"), settings)
-            if changed:
-                raise UserError(
-                    f"{self.path} holds a run with other settings ({'; '.join(changed)}); "
-                    "choose another name=… or fresh=true"
-                )
+            changed = config.changes(config.load_file(self.path / "config.yaml"), settings)
+            self._check_changes(changed)
+            self.changed = changed
         elif not is_run and self.path.exists() and any(self.path.iterdir()):
             raise UserError(
                 f"{self.path}: is not empty and is no run folder; choose another name=…"
             )
+
+    def _check_changes(self, changed: Sequence[Change]) -> None:
+        """Other settings only where the user says so, and only those of the optimizer."""
+        refused = [str(c) for c in changed if not c.allowed]
+        if refused or (changed and not self.settings.resume_with_changes):
+            mild = "" if refused else ", or resume_with_changes=true to go on with them"
+            raise UserError(
+                f"{self.path} holds a run with other settings "
+                f"({'; '.join(refused or map(str, changed))}); "
+                f"choose another name=… or fresh=true{mild}"
+            )
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """With which other settings the run was taken up, and from which step on."""
+        path = self.path / "changes.json"
+        return json.loads(path.read_text()) if path.is_file() else []
+
+    def _record_changes(self) -> None:
+        if not self.changed:
+            return
+        step = max(checkpoint.steps(self.storage), default=0)
+        new = [{"step": step, "key": c.key, "old": c.old, "new": c.new} for c in self.changed]
+        (self.path / "changes.json").write_text(json.dumps(self.changes + new, indent=2) + "\n")
+        print(f"from step {step} on: {'; '.join(map(str, self.changed))}", flush=True)
+        self.changed = []
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -69,6 +94,7 @@ class RunFolder:
                 shutil.rmtree(self.path)
                 self.storage.prepare()
             self.path.mkdir(parents=True, exist_ok=True)
+            self._record_changes()
             (self.path / "config.yaml").write_text(config.to_yaml(s))
         except OSError as e:
             raise UserError(f"out={s.out}: cannot write there: {_reason(e)}") from e

@@ -54,7 +54,7 @@ def train_in_workers(trainer: Trainer, callbacks: Sequence[Callback]) -> dict[st
     try:
         cluster = runtime.cluster()
         workers = settings.hosts or max(1, cluster.devices)
-        if workers * settings.microbatches > settings.batch:
+        if workers * settings.pieces > settings.step_samples:
             raise UserError(f"hosts={workers}: more pieces than batch={settings.batch} samples")
         cpus, gpus = resources(settings, workers, cluster)
         folder.open()  # fresh=true is done with; workers take up what is there

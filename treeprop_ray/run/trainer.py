@@ -6,7 +6,6 @@ of what a network is made of, how it is trained, or where its parts live.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from treeprop_ray import config
 from treeprop_ray.config import Settings
 from treeprop_ray.data import load
+from treeprop_ray.data.streams import resumed
 from treeprop_ray.engine import Engine, build
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.methods import Job, job_of
@@ -23,6 +23,7 @@ from treeprop_ray.run import checkpoint
 from treeprop_ray.run.callbacks import Callback, Scores, Together
 from treeprop_ray.run.checkpoint import Checkpoint
 from treeprop_ray.run.folder import RunFolder
+from treeprop_ray.run.initial import started
 from treeprop_ray.run.loggers import loggers
 from treeprop_ray.run.metrics import Log
 from treeprop_ray.run.progress import Bar
@@ -58,6 +59,7 @@ class Trainer:
         self.tests: list[dict[str, float]] = []  # eval_test: figures of the full chain, by epoch
         self.validation: Scores = {}  # the last scores, of the time after `scored` steps
         self.scored = -1
+        self.initial: dict[str, Any] = {}  # which parts came from init_from
         self.wall = 0.0
         self.saved = ""  # the last checkpoint
         self.weights: dict[str, Tensor] = {}  # at the end
@@ -73,8 +75,9 @@ class Trainer:
         """The run that the settings mean; `command` is recorded in its summary."""
         folder = RunFolder(settings, command)
         data = load(settings)
-        per_epoch = data.steps_per_epoch(settings.batch)
-        total_steps = min(settings.steps or sys.maxsize, settings.epochs * per_epoch)
+        total_steps = data.total_steps(
+            settings.step_samples, settings.epochs, settings.steps, settings.data.epoch_steps
+        )
         return cls(job_of(settings, data, total_steps), folder, callbacks, writes)
 
     def finished(self) -> dict[str, Any] | None:
@@ -88,9 +91,12 @@ class Trainer:
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
+        point = self._newest()
+        if self.settings.init_from and point is None:
+            self.job, self.initial = started(self.job)
         self.engine = build(self.job)
         try:
-            self._open()
+            self._open(point)
             self.callbacks.on_start(self)
             self._began = time.perf_counter()
             with Bar(self.title, self.total_steps, self.start) as self.bar:
@@ -142,12 +148,20 @@ class Trainer:
         if scores:
             self.callbacks.on_epoch(self, self.epoch, scores)
 
-    def _open(self) -> None:
+    def _newest(self) -> Checkpoint | None:
+        """The checkpoint to go on from."""
+        if self.folder is None or self.settings.fresh:
+            return None
+        return checkpoint.newest(self.folder.storage)
+
+    def _open(self, point: Checkpoint | None) -> None:
         """Make the folder, or take up the run that it holds."""
         if self.folder and self.writes:
             self.folder.open()
             self.folder.keep_permutation(self.job.permutation)
-        if self.folder and (point := checkpoint.newest(self.folder.storage)):
+            if not self.job.resumes:
+                print("data: a stream without a state; a resumed run starts it anew", flush=True)
+        if point:
             self._resume(point)
         self.log = Log(self._row, self.outline, self.start, self.job.optimizer)
 
@@ -178,9 +192,10 @@ class Trainer:
         self.done, self.epoch = self.start, self.start // self.per_epoch
         self.ahead = point.meta.get("ahead", {**self.ahead, "epoch": self.epoch})
         self._wait({})
+        self.initial = point.meta.get("initial", {})
         self.tests = point.meta.get("tests", [])
         self.saved, self.wall = point.path, point.meta["wall_seconds"]
-        self.engine.load((point.weights, point.optimizer), self.start)
+        self.engine.load((point.weights, resumed(point.optimizer)), self.start)
         print(f"continuing from {point.path} (step {self.start} of {self.total_steps})", flush=True)
 
     def _evaluate(self, done: int, saves: bool) -> Scores:
@@ -229,11 +244,16 @@ class Trainer:
         meta = {
             "step": done, "epoch": self.epoch, "seed": s.seed, "N": self.engine.tree.N,
             "split": s.split, "best": self.best, "tests": self.tests, "ahead": self.ahead,
+            **self._origin(),
             "wall_seconds": self.wall + time.perf_counter() - self._began,
         }  # fmt: skip
         self.saved = checkpoint.save(self.folder.storage, *self.engine.state(), meta)
         best = self.best["step"] if s.keep_best else None
         checkpoint.prune(self.folder.storage, done, s.keep_last, best)
+
+    def _origin(self) -> dict[str, Any]:
+        """Where the weights of the beginning came from, if not from the seed."""
+        return {"initial": self.initial} if self.initial else {}
 
     def _finish(self) -> dict[str, Any]:
         """Test scores and the summary."""
@@ -258,7 +278,7 @@ class Trainer:
             "depth": tree.depth,
             "steps": self.done,
             "epochs": self.done / self.per_epoch,
-            "samples_seen": self.done * s.batch,
+            "samples_seen": self.done * s.step_samples,
             "parameters_trained": sum(v.numel() for v in weights),
             "parameters_deployed": sum(v.numel() for v in deployed),
             "block_applications_per_step": outline.applications,
@@ -273,7 +293,10 @@ class Trainer:
             "leak": self.log.leak,
             "table": outline.table(outline.paths, scores),
             **({"stopped": self.stopped} if self.stopped else {}),
+            **self._origin(),
         }
+        if self.folder and self.folder.changes:
+            summary["changes"] = self.folder.changes
         if self.folder and self.writes:
             self.folder.write_summary(summary)
         self.ended = True

@@ -12,10 +12,10 @@ from treeprop_ray.sweep.space import VALUE, Figure, show
 from treeprop_ray.sweep.table import Section
 
 
-def draw(made: Sequence[Section], target: Path) -> bool:
+def draw(sections: Sequence[Section], target: Path) -> bool:
     """Write the PNG; False when there is nothing to draw."""
-    wanted = made[0].space.figure
-    shown = [s for s in made if any(r["status"] == "finished" for r in s.rows)]
+    wanted = sections[0].space.figure
+    shown = [s for s in sections if any(r["status"] == "finished" for r in s.rows)]
     if wanted is None or not shown:
         return False
     fig, axes = plt.subplots(1, len(shown), figsize=(6.0 * len(shown), 4.2), squeeze=False)
@@ -31,7 +31,7 @@ def draw(made: Sequence[Section], target: Path) -> bool:
 def _points(section: Section, wanted: Figure) -> dict[tuple[Any, tuple[Any, ...]], list[float]]:
     """(x, values of y or series) -> figures of all seeds there."""
     others = [wanted.y] if wanted.y else list(wanted.series)
-    found: dict[tuple[Any, tuple[Any, ...]], list[float]] = {}
+    points: dict[tuple[Any, tuple[Any, ...]], list[float]] = {}
     for point, _ in section.expected:
         for label, metric in section.space.table.values.items():
             if VALUE not in (wanted.x, *others) and metric != section.space.metric:
@@ -40,8 +40,8 @@ def _points(section: Section, wanted: Figure) -> dict[tuple[Any, tuple[Any, ...]
             factor = 100 if metric.endswith("/accuracy") else 1
             values = [factor * v for v in section.values(point, metric)]
             key = (full[wanted.x], tuple(full[k] for k in others))
-            found.setdefault(key, []).extend(values)
-    return found
+            points.setdefault(key, []).extend(values)
+    return points
 
 
 def _text(section: Section, keys: Sequence[str], values: Sequence[Any]) -> str:
@@ -57,9 +57,9 @@ def _what(section: Section, wanted: Figure) -> str:
 
 
 def _heatmap(ax: Any, section: Section, wanted: Figure) -> None:
-    found = _points(section, wanted)
-    xs, ys = sorted({x for x, _ in found}), sorted({y for _, (y,) in found})
-    means = [[_mean(found.get((x, (y,)), [])) for x in xs] for y in ys]
+    points = _points(section, wanted)
+    xs, ys = sorted({x for x, _ in points}), sorted({y for _, (y,) in points})
+    means = [[_mean(points.get((x, (y,)), [])) for x in xs] for y in ys]
     image = ax.imshow(means, origin="lower", cmap="viridis", aspect="auto")
     low, high = image.get_clim()
     for i, row in enumerate(means):
@@ -75,16 +75,16 @@ def _heatmap(ax: Any, section: Section, wanted: Figure) -> None:
 
 
 def _curve(ax: Any, section: Section, wanted: Figure) -> None:
-    found = _points(section, wanted)
-    for series in dict.fromkeys(s for _, s in found):
-        xs = [x for (x, s), values in found.items() if s == series and values]
-        values = [found[x, series] for x in xs]
+    points = _points(section, wanted)
+    for series in dict.fromkeys(s for _, s in points):
+        xs = [x for (x, s), values in points.items() if s == series and values]
+        values = [points[x, series] for x in xs]
         ax.errorbar(
             xs, [_mean(v) for v in values], yerr=[_spread(v) for v in values],
             marker="o", capsize=3, label=_text(section, wanted.series, series),
         )  # fmt: skip
     if wanted.scale == "symlog":
-        smallest = min(x for x, _ in found if x > 0)
+        smallest = min(x for x, _ in points if x > 0)
         ax.set_xscale("symlog", linthresh=smallest)
     ax.set(xlabel=section.space.label(wanted.x), ylabel=_what(section, wanted))
     ax.grid(alpha=0.3)
@@ -93,11 +93,11 @@ def _curve(ax: Any, section: Section, wanted: Figure) -> None:
 
 
 def _bars(ax: Any, section: Section, wanted: Figure) -> None:
-    found = _points(section, wanted)
-    xs, series = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+    points = _points(section, wanted)
+    xs, series = (list(dict.fromkeys(key[i] for key in points)) for i in (0, 1))
     width = 0.8 / len(series)
     for k, one in enumerate(series):
-        values = [found.get((x, one), []) for x in xs]
+        values = [points.get((x, one), []) for x in xs]
         ax.bar(
             [i + (k - (len(series) - 1) / 2) * width for i in range(len(xs))],
             [_mean(v) for v in values], width, yerr=[_spread(v) for v in values],

@@ -36,18 +36,18 @@ def flat(summary: Mapping[str, Any]) -> dict[str, float]:
     eval_test=true there are highest/full/<kind>, the best test score, and late/full/<kind>, the
     mean of the last ten.
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for split, by_path in summary["final"].items():
         for path, score in by_path.items():
-            found.update({f"{split}/{path}/{kind}": value for kind, value in score.items()})
+            figures.update({f"{split}/{path}/{kind}": value for kind, value in score.items()})
     best = summary.get("best_validation", {}).get("test", {})
-    found.update({f"best/full/{kind}": value for kind, value in best.items()})
+    figures.update({f"best/full/{kind}": value for kind, value in best.items()})
     for name, score in summary.get("test_by_epoch", {}).items():
-        found.update({f"{name}/full/{k}": v for k, v in score.items() if k != "epoch"})
+        figures.update({f"{name}/full/{k}": v for k, v in score.items() if k != "epoch"})
     if summary.get("leak") is not None:
-        found["leak"] = summary["leak"]
-    found["parameters_deployed"] = summary["parameters_deployed"]
-    return found
+        figures["leak"] = summary["leak"]
+    figures["parameters_deployed"] = summary["parameters_deployed"]
+    return figures
 
 
 def value_of(metric: str, figures: Mapping[str, Any]) -> float | None:
@@ -112,9 +112,9 @@ def rows_of(sweep: Sweep) -> list[Row]:
     return [row for trial in trials if (row := row_of(trial, sweep)) is not None]
 
 
-def merge(stored: Sequence[Row], found: Sequence[Row]) -> list[Row]:
+def merge(stored: Sequence[Row], ended: Sequence[Row]) -> list[Row]:
     """Stored rows, with those found in run folders in their place or behind them."""
-    fresh = {row["run"]: row for row in found}
+    fresh = {row["run"]: row for row in ended}
     kept = [fresh.pop(row["run"], row) for row in stored]
     return [*kept, *fresh.values()]
 
@@ -154,8 +154,8 @@ def _plain(key: str) -> int:
 
 def command_log(folder: Path) -> list[str]:
     """The tune commands that a sweep's folder has seen, oldest first."""
-    found = read_json(folder / "commands.json") or {}
-    return list(found.get("commands", []))
+    log = read_json(folder / "commands.json") or {}
+    return list(log.get("commands", []))
 
 
 def log_command(folder: Path, command: str) -> None:

@@ -47,15 +47,15 @@ def draw_points(space: Space, count: int) -> list[Point]:
         points = list(grid_points(space))
         return random.Random(0).sample(points, min(count, len(points)))
     gen = random.Random(0)
-    found: dict[tuple[str, ...], Point] = {}
+    drawn: dict[tuple[str, ...], Point] = {}
     for _ in range(TRIES):
         grid = gen.choice(space.grids)
         point = {key: _draw(axis, gen) for key, axis in grid.items()}
         if not space.excluded(point):
-            found.setdefault(tuple(show(v) for v in point.values()), point)
-        if len(found) == count:
+            drawn.setdefault(tuple(show(v) for v in point.values()), point)
+        if len(drawn) == count:
             break
-    return list(found.values())
+    return list(drawn.values())
 
 
 def _draw(axis: Axis, gen: random.Random) -> Any:

@@ -45,19 +45,19 @@ class Section:
     def values(self, point: Point, metric: str) -> list[float]:
         """The figures of a setting's finished runs, by seed."""
         done = [r for r in self.at(point) if r["status"] == FINISHED]
-        found = [value_of(metric, r) for r in sorted(done, key=lambda r: int(r["seed"]))]
-        return [v for v in found if v is not None]
+        values = [value_of(metric, r) for r in sorted(done, key=lambda r: int(r["seed"]))]
+        return [v for v in values if v is not None]
 
     def cell(self, point: Point, metric: str) -> str:
         """Mean ± sample standard deviation; how many seeds, when some are missing."""
         seeds = next(seeds for p, seeds in self.expected if p == point)
-        found, values = self.at(point), self.values(point, metric)
-        if not found:
+        runs, values = self.at(point), self.values(point, metric)
+        if not runs:
             return NOT_RUN
         if not values:
-            if any(r["status"] == FINISHED for r in found):
+            if any(r["status"] == FINISHED for r in runs):
                 return NO_CELL  # this method has no such figure
-            return FAILED if any(r["status"] == FAILED for r in found) else STOPPED
+            return FAILED if any(r["status"] == FAILED for r in runs) else STOPPED
         text = figure(metric, statistics.mean(values))
         if len(values) > 1:
             text += f" ± {figure(metric, statistics.stdev(values))}"
@@ -71,7 +71,7 @@ def sections(rows: Sequence[Row], resolve: Callable[[str], Sweep]) -> list[Secti
     protocols: dict[str, list[Row]] = {}
     for row in rows:
         protocols.setdefault(row["protocol"], []).append(row)
-    made = []
+    out = []
     for group in protocols.values():
         commands = list(dict.fromkeys(row["sweep_command"] for row in group))
         sweeps = [resolve(command) for command in commands]
@@ -83,14 +83,14 @@ def sections(rows: Sequence[Row], resolve: Callable[[str], Sweep]) -> list[Secti
                     known[0].update(sweep.seeds)
                 else:
                     expected.append((point, set(sweep.seeds)))
-        made.append(Section(sweeps[-1], commands, expected, group))
-    return made
+        out.append(Section(sweeps[-1], commands, expected, group))
+    return out
 
 
 def _points_of(rows: Sequence[Row], space: Space) -> list[Point]:
     """An open-ended search: the settings that were tried."""
-    found = {tuple(row[k] for k in space.axes): None for row in rows}
-    return [dict(zip(space.axes, map(_number, values), strict=True)) for values in found]
+    tried = {tuple(row[k] for k in space.axes): None for row in rows}
+    return [dict(zip(space.axes, map(_number, values), strict=True)) for values in tried]
 
 
 def _number(text: str) -> Any:
@@ -119,9 +119,9 @@ def _place(section: Section, axes: Sequence[str]) -> Callable[[Key], list[int]]:
     orders = []
     for axis in axes:
         grids = (*section.space.written, *section.space.grids)
-        found = [v for g in grids if isinstance(vs := g.get(axis), list) for v in vs]
-        found += [point[axis] for point, _ in section.expected if axis in point]
-        labels = list(section.space.table.values) if axis == VALUE else found
+        known = [v for g in grids if isinstance(vs := g.get(axis), list) for v in vs]
+        known += [point[axis] for point, _ in section.expected if axis in point]
+        labels = list(section.space.table.values) if axis == VALUE else known
         orders.append(list(dict.fromkeys(show(v) for v in labels)))
     return lambda key: [order.index(show(v)) for order, v in zip(orders, key, strict=True)]
 
@@ -149,8 +149,8 @@ def table_of(section: Section) -> str:
     def quoted(row: Key, column: Key) -> tuple[str, str]:
         """Heading and figure; one that is given for all values stands beside the first of them."""
         pairs = [*zip(layout.rows, row, strict=True), *zip(layout.columns, column, strict=True)]
-        if paper and (found := paper.cell([v for _, v in pairs])):
-            return heading(column), found
+        if paper and (quote := paper.cell([v for _, v in pairs])):
+            return heading(column), quote
         keys = [v for k, v in pairs if k != VALUE]
         first = (VALUE, next(iter(layout.values))) in pairs
         bare = len(layout.columns) > 1 or not single
@@ -164,8 +164,8 @@ def table_of(section: Section) -> str:
                 str(value) if key == VALUE else _value_label(space, key, value)
             )
         for column in columns:
-            found = cells.get((row, column))
-            line[heading(column)] = section.cell(*found) if found else NO_CELL
+            cell = cells.get((row, column))
+            line[heading(column)] = section.cell(*cell) if cell else NO_CELL
             if names := [name for name, figure in (quoted(r, column) for r in rows) if figure]:
                 line[", ".join(["paper", *filter(None, names[:1])])] = (
                     quoted(row, column)[1] or NO_CELL
@@ -181,13 +181,13 @@ def _value_label(space: Space, key: str, value: Any) -> str:
     return space.label(key, value) if isinstance(space.labels.get(key), Mapping) else show(value)
 
 
-def report_of(name: str, made: Sequence[Section]) -> str:
+def report_of(name: str, parts: Sequence[Section]) -> str:
     """The whole report as markdown."""
-    space = made[0].space
-    base = made[0].sweep.base
+    space = parts[0].space
+    base = parts[0].sweep.base
     title = space.title if base == space.base else f"{space.title} (base {base})"
     lines = [f"# {title}", "", *([space.about, ""] if space.about else [])]
-    for section in made:
+    for section in parts:
         lines += [f"## {_heading(section)}", "", table_of(section), ""]
         lines += [*_notes(section), ""]
     if space.figure:

@@ -1,0 +1,87 @@
+"""Training options give the same weights with actors as in one process, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_network
+
+from treeprop_ray import config, fit
+from treeprop_ray.run import checkpoint
+
+TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS / "core"))  # own_optim
+WORDS = ["experiment=digits", "model.hidden=8", "batch=32", "steps=6", "timeline_steps=0"]
+TANH = ["model.activation=tanh", "beta=0.5", "sigma=0.05"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    from treeprop_ray.engine import runtime
+
+    with pytest.MonkeyPatch.context() as patch:  # own_optim and conftest, for the actors too
+        paths = (TESTS, TESTS / "core", os.environ.get("PYTHONPATH", ""))
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+        runtime.start(config.RaySettings(num_cpus=2))
+        yield
+        runtime.stop()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    from treeprop_ray import train
+
+    out = tmp_path_factory.mktemp("source")
+    assert train.main([*WORDS, f"out={out}", "name=source", "seed=7"]) == 0
+    return out / "source"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*TANH, "freeze=[0..3,0-4]", "clip=0.1", "probe.every=3", "probe.batches=1"],
+        ["freeze=[0-4,0-2,head]", "optimizer=muon", "decay_norms=false", "accumulate=2"],
+        [*TANH, "recompute=true", "optimizer=own_optim:counting", "schedule=own_optim:halves"],
+        ["init_from=source", "init_strict=false", "betas=[0.8,0.9]", "freeze=[0..3]"],
+        [*TANH, "compile=true", "compile_backend=aot_eager", "accumulate=2"],
+        [*TANH, "precision=fp16", "microbatches=2", "probe.every=3", "probe.batches=1"],
+        ["method=bp", "freeze=[0..4]", "accumulate=2", "init_from=source"],
+        ["method=cff", "freeze=[0..2]", "cff.head_share=0.4", "init_from=source"],
+    ],
+    ids=["freeze", "muon", "recompute", "init_from", "compile", "fp16", "bp", "cff"],
+)
+def test_actors_equal_one_process(
+    words: list[str], source: Path, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    words = [word.replace("=source", f"={source}") for word in words]
+    weights = {}
+    for engine in (["engine=local"], ["engine=ray", "placement=packed", "hosts=3"]):
+        words_of = [*WORDS, *words, *engine, f"out={tmp_path}", f"name={engine[0][7:]}"]
+        done = command("train", *words_of)
+        assert done.code == 0, done.err
+        point = checkpoint.load(tmp_path / engine[0][7:] / "checkpoints", 6)
+        weights[engine[0]] = (point.weights, point.optimizer)
+    for mine, theirs in zip(weights["engine=ray"], weights["engine=local"], strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[key], value) for key, value in theirs.items())
+
+
+def test_fit_with_frozen_parameters_equals_one_process() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 5, dtype=torch.float64), torch.randint(3, (32,))
+    states = []
+    for where in ({}, {"engine": "ray", "placement": "per_node"}):
+        network = tiny_network(5)
+        network.stem.requires_grad_(False)
+        network.edges["0-2"].requires_grad_(False)
+        states.append(
+            fit(network, x, y, epochs=2, batch=16, freeze=["head"], **where).network.state_dict()
+        )
+    assert all(torch.equal(states[0][key], value) for key, value in states[1].items())

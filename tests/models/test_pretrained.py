@@ -1,0 +1,155 @@
+"""Hugging Face models in and out: their logits, layers as blocks, any path as a plain model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import treeprop_ray.data.vision  # noqa: F401  (before transformers, which imports torchvision)
+from treeprop_ray import TreeNetwork, config, fit
+from treeprop_ray.engine import runtime
+from treeprop_ray.errors import UserError
+
+import transformers as hf  # isort: skip
+
+SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+TEXT = {**SMALL, "vocab_size": 50, "max_position_embeddings": 32}
+
+
+def tokens() -> Tensor:
+    return torch.randint(2, 50, (8, 9), generator=torch.Generator().manual_seed(1))
+
+
+def gpt2(layers: int = 4) -> Any:
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=layers, n_head=2)
+    )
+
+
+def bert(layers: int = 3) -> Any:
+    return hf.BertForMaskedLM(hf.BertConfig(**TEXT, num_hidden_layers=layers))
+
+
+def bert_classes(layers: int = 3) -> Any:
+    return hf.BertForSequenceClassification(hf.BertConfig(**TEXT, num_hidden_layers=layers))
+
+
+def roberta(layers: int = 3) -> Any:
+    return hf.RobertaForMaskedLM(hf.RobertaConfig(**TEXT, num_hidden_layers=layers, pad_token_id=1))
+
+
+def vit(layers: int = 3) -> Any:
+    words = {**SMALL, "num_hidden_layers": layers, "image_size": 8, "patch_size": 4}
+    return hf.ViTForImageClassification(hf.ViTConfig(**words, num_labels=5))
+
+
+MODELS: dict[str, tuple[Callable[..., Any], Callable[[], Tensor]]] = {
+    "gpt2": (gpt2, tokens), "bert": (bert, tokens),
+    "bert_classes": (bert_classes, tokens), "roberta": (roberta, tokens),
+    "vit": (vit, lambda: torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1))),
+}  # fmt: skip
+
+
+def model_of(name: str) -> tuple[Any, Tensor]:
+    torch.manual_seed(0)
+    make, inputs = MODELS[name]
+    return make().eval(), inputs()
+
+
+@torch.no_grad()
+def logits_of(network: TreeNetwork, x: Tensor) -> Tensor:
+    out: Tensor = network.eval().chain()(x)
+    return out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_chain_has_the_models_logits_and_comes_back_as_the_model(
+    name: str, tmp_path: Path
+) -> None:
+    model, x = model_of(name)
+    with torch.no_grad():
+        expected = model(x).logits
+    network = TreeNetwork.from_pretrained(model)
+    assert torch.equal(logits_of(network, x), expected)
+    network.save_pretrained(tmp_path / "full")
+    again = type(model).from_pretrained(tmp_path / "full").eval()
+    with torch.no_grad():
+        assert torch.equal(again(x).logits, expected)
+    for key, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[key], value), key
+    taken_up = TreeNetwork.from_pretrained(str(tmp_path / "full"))
+    assert torch.equal(logits_of(taken_up, x), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_short_path_is_a_model_with_fewer_layers(name: str, tmp_path: Path) -> None:
+    model, x = model_of(name)
+    network = TreeNetwork.from_pretrained(model, auxiliary="fresh").eval()
+    network.save_pretrained(tmp_path, path="spine-1")
+    short = type(model).from_pretrained(tmp_path).eval()
+    assert short.config.num_hidden_layers == 1
+    with torch.no_grad():
+        path = network.tree.named_paths["spine-1"]
+        assert torch.equal(short(x).logits, network.path(path)(x))
+
+
+def test_auxiliary_blocks_are_copies_of_the_middle_or_fresh() -> None:
+    model, _ = model_of("gpt2")
+    middle = TreeNetwork.from_pretrained(model).block((0, 2)).layer.attn.c_attn.weight
+    assert torch.equal(middle, model.transformer.h[0].attn.c_attn.weight)
+    fresh = TreeNetwork.from_pretrained(model, auxiliary="fresh").block((0, 2)).layer
+    for key, value in model.transformer.h[0].state_dict().items():
+        if value.dim() == 2:
+            assert not torch.equal(fresh.state_dict()[key], value), key
+    assert 0.01 < float(fresh.attn.c_attn.weight.detach().std()) < 0.03  # GPT-2's own rule
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    runtime.start(config.RaySettings(num_cpus=2))
+    yield
+    runtime.stop()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert_classes", "vit"])
+def test_two_actors_train_it_as_one_process_does(local_ray: None, name: str) -> None:
+    states = []
+    for where in ({}, {"engine": "ray", "placement": "packed", "hosts": 2}):
+        model, x = model_of(name)
+        labels = x.roll(-1, 1) if name in ("gpt2", "llama") else torch.arange(8) % 2
+        network = TreeNetwork.from_pretrained(model)
+        words: dict[str, Any] = {"epochs": 2, "batch": 4, "sigma": 0.01, **where}
+        fit(network, x, labels, **words)
+        states.append(network.state_dict())
+    one, many = states
+    assert all(torch.equal(value, many[key]) for key, value in one.items())
+
+
+def test_a_tied_table_has_one_owner_and_learns_from_both_ends() -> None:
+    model, x = model_of("gpt2")
+    network = TreeNetwork.from_pretrained(model)
+    before = model.transformer.wte.weight.detach().clone()
+    fit(network, x, x.roll(-1, 1), epochs=1, batch=8, lr=0.1, optimizer="sgd", momentum=0,
+        weight_decay=0)  # fmt: skip
+    assert model.lm_head.weight is model.transformer.wte.weight
+    moved = (model.lm_head.weight - before).abs().sum(1)
+    unseen = torch.ones(50, dtype=torch.bool)
+    unseen[x.unique()] = False
+    assert (moved[unseen] > 0).all()  # by the head's softmax
+
+
+def test_what_is_not_known_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="model=Linear: not known here"):
+        TreeNetwork.from_pretrained(torch.nn.Linear(2, 2))
+    with pytest.raises(UserError, match="auxiliary=half: one of middle, fresh"):
+        TreeNetwork.from_pretrained(gpt2(), auxiliary="half")
+    with pytest.raises(UserError, match="cannot be loaded by transformers"):
+        TreeNetwork.from_pretrained(str(tmp_path / "nothing"))
+    network = TreeNetwork.from_pretrained(gpt2())
+    with pytest.raises(UserError, match="path=spine-9: one of"):
+        network.save_pretrained(tmp_path, path="spine-9")

@@ -1,0 +1,177 @@
+"""A user's own samples, of whatever kind, as a data set.
+
+(x, y), TensorDataset                       tensors or arrays in memory
+torch Dataset, Hugging Face Dataset         by number: exact resume
+IterableDataset, streaming Hugging Face,
+DataLoader, ray.data.Dataset                streams: in their own order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from treeprop_ray.data.reading import drawing
+from treeprop_ray.data.sets import DataSet
+from treeprop_ray.data.sources import (
+    Columns,
+    Rows,
+    Source,
+    Split,
+    as_tensor,
+    check_labels,
+    pair_of,
+    targets,
+)
+from treeprop_ray.data.streams import Stream, is_ray_data
+from treeprop_ray.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+MOST_HELD_OUT = 2**20  # samples of a held-out stream, which is kept in memory
+KINDS = (
+    "tensors or arrays (x, y), a torch Dataset, IterableDataset or DataLoader, a Hugging Face "
+    "Dataset or IterableDataset, or a ray.data.Dataset"
+)
+
+
+def own_set(
+    given: Mapping[str, Any],
+    columns: Columns | None,
+    batch: int,
+    classes: int = 0,
+    joined: int = 1,
+) -> DataSet:
+    """Splits by name as a data set; "train" must be there, others may be absent or None.
+
+    `batch`: the samples of a step, `joined` of a loader's batches.
+    """
+    unknown = [str(name) for name in given if name not in SPLITS]
+    if unknown or given.get("train") is None:
+        have = ", ".join(map(str, given)) or "nothing"
+        raise UserError(f"data: splits must be named train, validation and test, not {have}")
+    train = source_of(given["train"], columns, batch, "train", joined)
+    classes = classes or classes_of(given["train"], columns, train)
+    example = _example(train)
+    targets(example.y, "train")
+    none = example.take(slice(0, 0))
+    validation, test = (
+        none if given.get(name) is None else held_out(given[name], columns, name, example)
+        for name in SPLITS[1:]
+    )
+    for name, split in zip(SPLITS, (train, validation, test), strict=True):
+        if isinstance(split, Split):
+            check_labels(targets(split.y, name), classes, name)
+    dtype = example.x.dtype if example.x.is_floating_point() else torch.float32
+    return DataSet("own", train, validation, test, classes, Tensor.clone, dtype, own=True)
+
+
+def held_out(given: Any, columns: Columns | None, what: str, example: Split) -> Source:
+    """A split that is scored again and again, with samples like those of train; a stream is read
+    into memory."""
+    source = source_of(given, columns, 0, what)
+    if isinstance(source, Stream):
+        source = source.whole(MOST_HELD_OUT)
+    first = _example(source)
+    for part in ("x", "y"):
+        ours, theirs = getattr(example, part).shape[1:], getattr(first, part).shape[1:]
+        if ours != theirs:
+            raise UserError(
+                f"{what}: {part} has samples of shape {tuple(theirs)}, train has {tuple(ours)}"
+            )
+    return source
+
+
+def source_of(
+    given: Any, columns: Columns | None, batch: int, what: str, joined: int = 1
+) -> Source | Stream:
+    """What a user gave for a split; `batch` is for streams (0: whatever comes)."""
+    if isinstance(given, TensorDataset) and columns is None and len(given.tensors) == 2:
+        given = given.tensors
+    if isinstance(given, Split):
+        given = (given.x, given.y)
+    if isinstance(given, tuple | list):
+        return _arrays(given, columns, what)
+    if isinstance(given, DataLoader) or is_ray_data(given) or _is_hf(given, "IterableDataset"):
+        return Stream(_chosen(given, columns, what), columns, batch, what, joined)
+    if isinstance(given, IterableDataset):
+        return Stream(given, columns, batch, what)
+    if _is_hf(given, "Dataset") or isinstance(given, Dataset) or _is_map(given):
+        try:
+            rows = Rows(_chosen(given, columns, what), columns, what)
+        except TypeError as e:
+            raise UserError(f"{what}: {type(given).__name__} has no length; define __len__") from e
+        if not len(rows):
+            raise UserError(f"{what}: has no samples")
+        return rows
+    raise UserError(f"{what}: {type(given).__name__} is none of {KINDS}")
+
+
+def _arrays(given: Any, columns: Columns | None, what: str) -> Split:
+    x, y = (as_tensor(t, what) for t in pair_of(given, columns, what))
+    if not x.ndim or not y.ndim or len(x) != len(y):
+        raise UserError(
+            f"{what} x has {len(x) if x.ndim else 1} samples, y has {len(y) if y.ndim else 1} "
+            "labels; must be the same number"
+        )
+    if not len(x):
+        raise UserError(f"{what}: has no samples")
+    return Split(x, y)
+
+
+def _is_hf(given: Any, kind: str) -> bool:
+    """Whether this is a class of Hugging Face datasets; nothing is imported to ask."""
+    return any(
+        c.__name__ == kind and c.__module__.startswith("datasets.") for c in type(given).__mro__
+    )
+
+
+def _is_map(given: Any) -> bool:
+    """Whether samples can be had by number; torch asks for no base class."""
+    return (
+        hasattr(given, "__getitem__")
+        and hasattr(given, "__len__")
+        and not isinstance(given, Mapping | str | Tensor)
+        and not hasattr(given, "__array__")
+    )
+
+
+def _chosen(given: Any, columns: Columns | None, what: str) -> Any:
+    """A Hugging Face set, reduced to the two columns: others need not be decoded."""
+    names = getattr(given, "column_names", None)
+    if not (_is_hf(given, "Dataset") or _is_hf(given, "IterableDataset")) or names is None:
+        return given
+    pair_of(dict.fromkeys(names), columns, what)
+    return given.select_columns(list(columns or ()))
+
+
+def classes_of(given: Any, columns: Columns | None, train: Source | Stream) -> int:
+    """How many classes there are, as far as that is known without reading everything."""
+    features = getattr(given, "features", None)
+    if columns and isinstance(features, Mapping) and columns[1] in features:
+        return int(getattr(features[columns[1]], "num_classes", 0) or 0)
+    if isinstance(train, Split):
+        return max(1, int(targets(train.y, "y").max()) + 1)
+    return 0
+
+
+def _example(train: Source | Stream) -> Split:
+    if isinstance(train, Stream):
+        assert train.example is not None
+        return train.example
+    with drawing(0):
+        return train.take(slice(0, 1))
+
+
+def columns_of(key: str, value: Any) -> Columns | None:
+    """Two names, given as "img,label" or as a pair."""
+    if not value:
+        return None
+    names = value.split(",") if isinstance(value, str) else value
+    names = [str(name).strip() for name in names]
+    if len(names) != 2 or not all(names):
+        raise UserError(f"{key}={','.join(names)}: two names, of the inputs and of the labels")
+    return names[0], names[1]

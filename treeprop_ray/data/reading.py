@@ -1,0 +1,93 @@
+"""Reading ahead in a thread, with random draws that depend on named seeds alone.
+
+A user's samples may draw random numbers when they are read (crops, flips, the order of a loader).
+The thread that reads must not disturb torch's global generator, from which blocks draw their
+dropout; so inside `drawing` every draw that names no generator is given one of our own. Python's
+and numpy's generators are seeded too, and put back.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+Batch = TypeVar("Batch")
+
+DEPTH = 2  # batches that are read ahead
+
+DRAWS: set[Any] = {
+    torch.rand, torch.randn, torch.randint, torch.randperm, torch.bernoulli, torch.normal,
+    torch.multinomial, torch.poisson, Tensor.bernoulli, Tensor.multinomial, Tensor.random_,
+    Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.exponential_, Tensor.geometric_,
+    Tensor.log_normal_, Tensor.cauchy_,
+}  # fmt: skip
+
+_lock = threading.RLock()  # Python's and numpy's generators are the process's: one reader at a time
+
+
+class _OwnDraws(TorchFunctionMode):
+    """In this thread, torch's draws come from a generator of our own."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DRAWS and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "generator": self.generator}
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """Whatever is drawn inside, by torch, numpy or Python, is a function of `seed`."""
+    with _lock:
+        before, numpy_before = random.getstate(), np.random.get_state()
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            with _OwnDraws(seed):
+                yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(numpy_before)
+
+
+class Ahead(Generic[Batch]):
+    """Batches by step; while one is used, a thread reads the next `DEPTH`, up to step `last`."""
+
+    def __init__(self, read: Callable[[int], Batch], last: int) -> None:
+        self.read, self.last = read, last
+        self.thread = ThreadPoolExecutor(1, "treeprop-reader")
+        self.under_way: dict[int, Future[Batch]] = {}
+
+    def __call__(self, step: int) -> Batch:
+        """The batch of a step; waits until it is read."""
+        wanted = range(step, max(step, min(step + DEPTH, self.last - 1)) + 1)
+        self.under_way = {s: f for s, f in self.under_way.items() if s in wanted}
+        for s in wanted:
+            if s not in self.under_way:
+                self.under_way[s] = self.thread.submit(self.read, s)
+        return self.under_way[step].result()
+
+    def settle(self) -> None:
+        """Let go of what was read ahead; the thread is idle after it."""
+        for future in self.under_way.values():
+            future.cancel()
+        self.under_way.clear()
+        self.thread.submit(int).result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self.settle()
+        self.thread.shutdown()

@@ -1,0 +1,165 @@
+"""Where samples come from: anything that can be asked for sample i is a `Source`.
+
+    Split   tensors (or numpy arrays) in memory
+    Rows    a torch Dataset, a Hugging Face Dataset: read when a batch is taken
+
+A stream, which can only be read in order, is in data/streams.py.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treeprop_ray.errors import UserError, first_line
+
+Columns = tuple[str, str]  # the names of inputs and labels in a sample
+IGNORED = -100  # torch's label of a place that does not count
+
+
+class Source(Protocol):
+    """Samples by number: the batch of a step is then a function of (seed, step)."""
+
+    in_memory: bool  # reading ahead does not pay
+
+    def __len__(self) -> int: ...
+    def take(self, index: Tensor | slice) -> Split:
+        """Some samples, in memory."""
+
+    def part(self, index: Tensor) -> Source:
+        """A source of these samples only."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples as stored (images: uint8) and their labels."""
+
+    x: Tensor
+    y: Tensor
+    in_memory = True
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: Tensor | slice) -> Split:
+        return Split(self.x[index], self.y[index])
+
+    def part(self, index: Tensor) -> Split:
+        return self.take(index)
+
+
+class Rows:
+    """Samples of a map-style set: pairs (input, label), or mappings with two named columns."""
+
+    in_memory = False
+
+    def __init__(
+        self, rows: Any, columns: Columns | None, what: str, index: Tensor | None = None
+    ) -> None:
+        self.rows, self.columns, self.what = rows, columns, what
+        self.index = torch.arange(len(rows)) if index is None else index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, index: Tensor | slice) -> Split:
+        numbers = self.index[index].tolist()
+        try:
+            if hasattr(self.rows, "__getitems__"):
+                samples = self.rows.__getitems__(numbers)
+            else:
+                samples = [self.rows[i] for i in numbers]
+        except Exception as e:  # the user's own code may raise anything
+            reason = f"{type(e).__name__}: {first_line(e)}"
+            raise UserError(f"{self.what}: samples {short(numbers)}: {reason}") from e
+        return collated(samples, self.columns, self.what)
+
+    def part(self, index: Tensor) -> Rows:
+        return Rows(self.rows, self.columns, self.what, self.index[index])
+
+
+def short(numbers: Sequence[int]) -> str:
+    """Some numbers for a message."""
+    return ", ".join(map(str, numbers[:3])) + (", …" if len(numbers) > 3 else "")
+
+
+def targets(y: Tensor, what: str = "y", floats: bool = False) -> Tensor:
+    """Labels as the loss takes them: class numbers, or floats where the loss is one for floats."""
+    if not (y.is_floating_point() or y.is_complex()):
+        return y.long()
+    if floats:
+        return y
+    raise UserError(
+        f"{what}: targets of type {str(y.dtype).removeprefix('torch.')}; the cross-entropy needs "
+        "class numbers (integers): give y.long() if they are classes"
+    )
+
+
+def check_labels(y: Tensor, classes: int, what: str) -> None:
+    """Raise UserError where labels are outside the known classes."""
+    if not classes or y.is_floating_point() or not y.numel():
+        return
+    wrong = y[((y < 0) & (y != IGNORED)) | (y >= classes)]
+    if len(wrong):
+        raise UserError(f"{what}: label {int(wrong[0])} is outside the classes 0 … {classes - 1}")
+
+
+# -- samples to tensors ---------------------------------------------------------------------------
+
+
+def as_tensor(value: Any, what: str) -> Tensor:
+    """A number, list, array, tensor or picture; pictures become floats (C, H, W) in [0, 1]."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        if hasattr(value, "convert") and hasattr(value, "getbands"):  # a PIL image
+            pixels = torch.from_numpy(np.array(value, dtype=np.float32) / 255)
+            return pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+        with warnings.catch_warnings():  # an array that must not be written to: nobody does
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as e:
+        kind = type(value).__name__
+        raise UserError(f"{what}: {kind} is no number, array or picture: {first_line(e)}") from e
+
+
+def pair_of(sample: Any, columns: Columns | None, what: str) -> tuple[Any, Any]:
+    """(input, label) of a sample or of a batch."""
+    if isinstance(sample, Mapping):
+        have = ", ".join(map(str, sample))
+        if columns is None:
+            raise UserError(f"{what}: say which columns are inputs and labels, columns=…: {have}")
+        for column in columns:
+            if column not in sample:
+                raise UserError(f"columns: {what} has no column {column}; it has {have}")
+        return sample[columns[0]], sample[columns[1]]
+    if columns is not None:
+        kind = type(sample).__name__
+        raise UserError(f"columns={','.join(columns)}: {what} has no names ({kind} samples)")
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        return sample[0], sample[1]
+    size = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
+    kind = f"{type(sample).__name__}{size}"
+    raise UserError(f"{what}: must give pairs (input, label), not {kind}")
+
+
+def collated(samples: Sequence[Any], columns: Columns | None, what: str) -> Split:
+    """Samples as one batch."""
+    pairs = [pair_of(sample, columns, what) for sample in samples]
+    stacked = []
+    for name, values in zip(("inputs", "labels"), zip(*pairs, strict=True), strict=True):
+        tensors = [as_tensor(value, f"{what}, {name}") for value in values]
+        shapes = {(tuple(t.shape), t.dtype) for t in tensors}
+        if len(shapes) > 1:
+            (a, of_a), (b, of_b), *_ = sorted(shapes, key=str)
+            raise UserError(
+                f"{what}: {name} of one batch differ: shape {a} {of_a} and shape {b} {of_b}"
+            )
+        stacked.append(torch.stack(tensors))
+    return Split(*stacked)

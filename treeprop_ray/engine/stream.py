@@ -1,0 +1,259 @@
+"""transport=stream: actors run their own lists of calls and hand packets to each other.
+
+The schedule is static, so the driver need not be asked for every wave: it sends each actor one call
+for several steps, and an actor's program says which packets a call takes from whom and gives to
+whom. The order of sums is the schedule's, as with `store`.
+
+    driver     run steps 0 … 7  ─────────────────────────────────────────►  reports of step 7
+    host 0     open ── F4 ──── F6 FB5 ── FB7 B6 ──── B4 close, update, open ── F4 …
+                  z0 └──►│ z4 └──►│          ▲ l2 r2
+    host 1              F2 FB1 ── FB3 A2 B2 ─┘ update                   F2 …
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from treeprop_ray.core.rule import HeldOut, cut
+from treeprop_ray.engine.actors import HostActor, Role
+from treeprop_ray.engine.driver import Driver
+from treeprop_ray.engine.wire import Wire
+from treeprop_ray.errors import ActorLost, TrainingError, UserError
+from treeprop_ray.hosts.base import StepReport
+from treeprop_ray.schedule.ops import Call
+
+CHUNK = 8  # steps in one call of the driver
+STEP = "tree"  # the name of a training step among the passes
+
+Key = tuple[int, tuple[str, ...]]  # piece and names of a packet
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A call of a host: what it takes from others before, and gives to others after."""
+
+    call: Call
+    takes: tuple[tuple[int, Key], ...]  # (host, packet)
+    gives: tuple[tuple[int, Key], ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A host's turns in one pass, and the order in which packets of each other host arrive."""
+
+    turns: tuple[Turn, ...]
+    arrivals: Mapping[int, tuple[Key, ...]]
+
+
+def programs(calls: Sequence[Call], hosts: int) -> list[Program]:
+    """What each host does in a pass of the schedule."""
+    home: dict[tuple[int, str], tuple[int, Key]] = {}  # tensor -> its sender and packet
+    takes: list[list[tuple[int, Key]]] = []
+    readers: dict[tuple[int, Key], list[int]] = {}
+    for call in calls:
+        wanted = dict.fromkeys(home[call.piece, name] for name in call.inputs)
+        takes.append(list(wanted))
+        for packet in wanted:
+            readers.setdefault(packet, []).append(call.host)
+        for names in call.packets:
+            key = (call.piece, names)
+            home.update({(call.piece, name): (call.host, key) for name in names})
+    turns: list[list[Turn]] = [[] for _ in range(hosts)]
+    arrivals: list[dict[int, list[Key]]] = [{} for _ in range(hosts)]
+    for call, wanted_here in zip(calls, takes, strict=True):
+        gives = []
+        for names in call.packets:
+            key = (call.piece, names)
+            for reader in sorted(readers.get((call.host, key), [])):
+                gives.append((reader, key))
+                arrivals[reader].setdefault(call.host, []).append(key)
+        turns[call.host].append(Turn(call, tuple(wanted_here), tuple(gives)))
+    return [
+        Program(tuple(mine), {host: tuple(keys) for host, keys in here.items()})
+        for mine, here in zip(turns, arrivals, strict=True)
+    ]
+
+
+class StreamActor(HostActor):
+    """A host that runs its own program."""
+
+    wire: Wire | None = None
+
+    def connect(
+        self, rank: int, world: int, store: tuple[str, int], session: int, patience: float
+    ) -> None:
+        """Join the others; connections of an earlier session are dropped."""
+        self.disconnect()
+        self.broken = None
+        talkers = {
+            host
+            for program in self.role.programs.values()
+            for turn in program.turns
+            for host, _ in (*turn.takes, *turn.gives)
+        }
+        everyone = set(range(world)) - {rank}
+        self.peers = sorted(everyone)
+        self.wire = Wire(rank, world, store, session, patience)
+        self.wire.listen(sorted(everyone if self.role.clip else talkers))
+
+    def disconnect(self) -> None:
+        """Leave the others, who hear of it if they wait for this one."""
+        if self.wire is not None:
+            self.wire.close()
+            self.wire = None
+
+    def run_steps(self, steps: Sequence[tuple[int, bool]]) -> StepReport:
+        """Train some steps; the report of the last one."""
+        report = StepReport()
+        with self._leaving_on_error():
+            for step, norms in steps:
+                self._pass(STEP, step)
+                report = self.report(step, norms or self.role.clip)
+                squares = None
+                if self.role.clip:
+                    assert self.wire is not None
+                    told = self.wire.exchange(report.square_norms, self.peers)
+                    squares = [report.square_norms, *told]
+                self._apply(step, squares)
+        return report
+
+    def run_pass(self, name: str, at: HeldOut) -> None:
+        """A pass of the probe over a held-out batch."""
+        with self._leaving_on_error():
+            self._pass(name, at)
+
+    def _pass(self, name: str, at: int | HeldOut) -> None:
+        wire, program = self.wire, self.role.programs[name]
+        assert wire is not None
+        pieces = cut(at, self.role.total, self.role.pieces)
+        arrived: dict[tuple[int, Key], list[Tensor | None]] = {}
+        order = {host: iter(keys) for host, keys in program.arrivals.items()}
+        for turn in program.turns:
+            inputs: dict[str, Tensor | None] = {}
+            for host, key in turn.takes:
+                while (host, key) not in arrived:
+                    arrived[host, next(order[host])] = wire.take(host)
+                inputs.update(zip(key[1], arrived.pop((host, key)), strict=True))
+            out = self.work(turn.call, pieces[turn.call.piece], at, inputs)
+            for host, key in turn.gives:
+                wire.send(host, [out[name] for name in key[1]])
+
+    @contextlib.contextmanager
+    def _leaving_on_error(self) -> Any:
+        """Who cannot go on leaves, so that nobody waits for it."""
+        if self.broken:
+            raise self.broken
+        try:
+            yield
+        except BaseException:
+            self.disconnect()
+            raise
+
+
+class StreamDriver(Driver):
+    """Sends actors several steps in one call."""
+
+    def __init__(self, *words: Any, **more: Any) -> None:
+        self.buffer: list[tuple[int, bool]] = []
+        self.session = 0
+        self.store = TCPStore(
+            address := ray.util.get_node_ip_address(), 0, is_master=True, wait_for_workers=False
+        )
+        self.address = (address, self.store.port)
+        super().__init__(*words, **more)
+
+    def actor_class(self) -> Any:
+        """What an actor is made of."""
+        return ray.remote(StreamActor)
+
+    def _make(self) -> None:
+        self.roles = self._with_programs(self.roles)
+        super()._make()
+
+    def _with_programs(self, roles: Sequence[Role]) -> list[Role]:
+        passes = {STEP: self.calls, **self.probes}
+        by_pass = {name: programs(calls, len(roles)) for name, calls in passes.items()}
+        return [
+            replace(role, programs={n: p[k] for n, p in by_pass.items()}, clip=self.clip)
+            for k, role in enumerate(roles)
+        ]
+
+    def become(self, roles: Sequence[Role], calls: Sequence[Call]) -> None:
+        """Give the same actors other roles."""
+        self.calls = calls
+        super().become(self._with_programs(roles), calls)
+        self._join()
+
+    def _join(self) -> None:
+        self.session += 1
+        world = len(self.actors)
+        self._get(
+            [
+                actor.connect.remote(k, world, self.address, self.session, self.wave_timeout)
+                for k, actor in enumerate(self.actors)
+            ]
+        )
+
+    def lost(self) -> list[int]:
+        """The hosts whose actors are dead or do not answer."""
+        self.buffer.clear()
+        return super().lost()
+
+    def revive(self, lost: Sequence[int]) -> None:
+        """Make lost actors anew in their places, and all connections."""
+        super().revive(lost)
+        self._join()
+
+    @property
+    def calls_per_step(self) -> int:
+        """Remote calls of the driver for one step, rounded up."""
+        return -(-len(self.actors) // CHUNK)
+
+    def step(self, step: int, report: bool) -> None:
+        """Put a step into the next call; wait for earlier ones if too many are under way."""
+        self.buffer.append((step, report))
+        if report or len(self.buffer) == CHUNK:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the steps that are waiting."""
+        if self.buffer:
+            steps, self.buffer = self.buffer, []
+            self.flight.append([actor.run_steps.remote(steps) for actor in self.actors])
+            while len(self.flight) > self.in_flight:
+                self._land()
+
+    def probe(self, name: str, at: HeldOut) -> None:
+        """Run the calls of the step or of a pass of the probe; waits for them."""
+        self.flush()
+        self._get([actor.run_pass.remote(name, at) for actor in self.actors])
+
+    def _get(self, refs: list[Any], timeout: float | None = None) -> list[Any]:
+        """A failure of one host makes the others lose it: the failure is what to show."""
+        try:
+            return super()._get(refs, timeout)
+        except ActorLost as lost:
+            raise self._failure(refs) or lost from lost
+
+    def _failure(self, refs: list[Any]) -> Exception | None:
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=5)
+        for ref in ready:
+            try:
+                ray.get(ref)
+            except RayTaskError as e:
+                cause = e.cause
+                if isinstance(cause, TrainingError | UserError) and not isinstance(
+                    cause, ActorLost
+                ):
+                    return cause
+            except Exception:  # a dead actor: a loss, not a failure
+                continue
+        return None
