@@ -46,6 +46,12 @@ def entry(name: str, thing: Any, level: str) -> Iterator[str]:
     yield f"{inspect.cleandoc(thing.__doc__ or '')}\n"
 
 
+def members(thing: type) -> dict[str, Any]:
+    """Of the class and of those of this package that it extends."""
+    own = [c for c in reversed(thing.__mro__) if c.__module__.startswith("treeprop_ray")]
+    return {key: member for c in own for key, member in vars(c).items()}
+
+
 def page() -> str:
     parts = [INTRO]
     for name in treeprop_ray.__all__:
@@ -56,7 +62,7 @@ def page() -> str:
         if dataclasses.is_dataclass(thing):
             fields = ", ".join(f"`{f.name}`" for f in dataclasses.fields(thing))
             parts.append(f"Fields: {fields}.\n")
-        for key, member in vars(thing).items():
+        for key, member in members(thing).items():
             if isinstance(member, classmethod | staticmethod):
                 member = member.__func__
             if inspect.isfunction(member) and not key.startswith("_") and member.__doc__:

@@ -26,6 +26,8 @@ OTHER: dict[str, Any] = {  # another value than the default, where +1 or the nex
     "beta": 0.25, "alpha": 0.5, "momentum": 0.5, "warmup": 0.5, "mc_samples": 2, "device": "cpu",
     "wandb": "", "mlflow": "", "loggers": ["csv"], "precision": "float64", "ray.address": "",
     "gpus_per_actor": 0.0, "patience": 1, "transport": "store", "recompute": False,
+    "init_from": "", "freeze": ["head"], "betas": [0.9, 0.95],
+    "data.columns": "img,label",
 }  # fmt: skip
 
 
@@ -53,6 +55,10 @@ def test_each_setting_is_taken_or_refused(key: str, tmp_path: Path) -> None:
     x, y = torch.randn(64, 5), torch.arange(64) % 2
     words: dict[str, Any] = {"batch": 32, "steps": 1}
     words[root] = {key.partition(".")[2]: value} if "." in key else value
+    if root == "data":  # as a keyword it is the samples
+        words = {"batch": 32, "steps": 1, key: value}
+    if key == "compile_backend":
+        words["compile"] = True
     if key == "mc_samples":
         words["sigma"] = 0.1
     if key == "out":
