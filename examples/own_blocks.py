@@ -34,7 +34,8 @@ def main() -> dict[str, float]:
     head = nn.Sequential(nn.GroupNorm(4, 16), nn.Flatten(), nn.Linear(16 * 4 * 4, 10))
 
     network = TreeNetwork.from_blocks(stem, blocks, head, example=x[:2])
-    fit(network, x[train], y[train], epochs=12, objective="node_all_ce", sigma=0.005)
+    result = fit(network, x[train], y[train], epochs=12, objective="node_all_ce", sigma=0.005)
+    print(result.history[["step", "loss"]].tail(1).to_string(index=False))
 
     accuracy = {}
     for name, path in network.tree.named_paths.items():

@@ -29,10 +29,13 @@ def main(
     """
     instead = flags or {}
     words = list(sys.argv[1:] if argv is None else argv)
-    if "--help" in words or "-h" in words:
-        print(help_text(doc, schema))
-        return DONE
     try:
+        if "--help" in words or "-h" in words:
+            said = [w for w in words if not w.startswith("-")]
+            print(
+                help_text(doc, load(said) if said else schema(), "values" if said else "defaults")
+            )
+            return DONE
         given = [w for w in words if w.startswith("-")]
         for other in given:
             if other not in ("--cfg", *instead):
@@ -62,12 +65,12 @@ def main(
         return DONE
 
 
-def help_text(doc: str, schema: type) -> str:
+def help_text(doc: str, settings: Any, column: str = "defaults") -> str:
     """The command's docstring and a table of its keys, group by group."""
-    groups = describe(schema)
+    groups = describe(settings)
     key_width = max(len(key) for _, rows in groups for key, _, _ in rows)
     value_width = max(len(value) for _, rows in groups for _, value, _ in rows)
-    lines = [doc.strip(), "", "Keys, defaults and meaning:"]
+    lines = [doc.strip(), "", f"Keys, {column} and meaning:"]
     for title, rows in groups:
         lines += ["", title]
         lines += [f"  {k:<{key_width}}  {v:<{value_width}}  {text}" for k, v, text in rows]

@@ -1,6 +1,9 @@
 """What ends a command with one line: bad input (exit code 2), failed runs (1); see `cli.main`."""
 
 import sys
+import sysconfig
+import traceback
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -23,6 +26,26 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """The text of an error; what would break the line (from a file or a value) is written out."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
+
+
+def place_of(error: BaseException) -> str:
+    """ " (own.py, line 12)": where in the user's own files an error arose; empty if in none."""
+    ours = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
+    site = sysconfig.get_path("purelib")
+    theirs = tuple(str(Path(site) / name) for name in ("torch", "ray"))
+    frames = traceback.extract_tb(error.__traceback__)
+    known = [f for f in frames if f.filename.startswith(site) and not f.filename.startswith(ours)]
+    own = [f for f in frames if not f.filename.startswith((*ours, site))]
+    shown = own or [f for f in known if not f.filename.startswith(theirs)]
+    return f" ({Path(shown[-1].filename).name}, line {shown[-1].lineno})" if shown else ""
+
+
+def told_at(where: str, error: Exception) -> "TrainingError | UserError":
+    """An error of whatever kind as one that names the place in the network and the user's line."""
+    if isinstance(error, TrainingError | UserError):
+        return error
+    text = " ".join(str(error).split())
+    return TrainingError(f"{where}: {type(error).__name__}: {text}{place_of(error)}")
 
 
 def warn(text: str) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
@@ -21,9 +24,21 @@ from treeprop_ray.run.trainer import Trainer
 
 GIVEN = {"experiment", "model", "data", "time", "split", "family"}  # by network and data
 FOLDER = {
-    "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "log_every", "probe",
-    "timeline_steps",
+    "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "probe",
+    "timeline_steps", "loggers",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What `fit` gives back."""
+
+    network: TreeNetwork  # trained, on the CPU
+    history: pd.DataFrame  # the rows of metrics: kind (step or epoch), step, epoch, losses, scores
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]]  # split -> path -> loss, accuracy
+    paths: Mapping[str, Sequence[int]]  # the paths by name, `full` is the whole chain
+    folder: Path | None  # the run folder, with name= or out=
+    summary: Mapping[str, Any]  # what summary.json of a run folder holds
 
 
 def fit(
@@ -38,8 +53,8 @@ def fit(
     callbacks: Sequence[Callback] = (),
     metrics: Mapping[str, Metric] | None = None,
     **settings: Any,
-) -> TreeNetwork:
-    """Train `network` in place on its data; returns it.
+) -> Fitted:
+    """Train `network` in place on its data; see `Fitted`.
 
     `data` is inputs x (n, …) with integer labels y (n, …), as tensors or arrays; or a torch
     Dataset, IterableDataset or DataLoader, a Hugging Face Dataset or IterableDataset, or a
@@ -63,7 +78,10 @@ def fit(
     chosen = read_settings(network, settings, epoch_steps)
     if metrics and splits["validation"] is None and splits["test"] is None:
         raise UserError(f"metrics={', '.join(metrics)}: needs validation=(x, y) or test=(x, y)")
-    needs = {"probe": "validation", "eval_every": "validation", "eval_test": "test"}
+    needs = {
+        "probe": "validation", "eval_every": "validation", "eval_test": "test",
+        "patience": "validation",
+    }  # fmt: skip
     for key, split in needs.items():
         if key in settings and splits[split] is None:
             raise UserError(f"{key}={settings[key]}: needs {split}=(x, y)")
@@ -75,14 +93,23 @@ def fit(
     trainer = Trainer(job, folder, [*(standard(chosen) if folder else []), *callbacks])
     trains = [(p, p.requires_grad) for p in network.parameters()]
     try:
-        trainer.train()
+        summary = trainer.train()
     finally:
         for p, mode in trains:  # `freeze` is for this call alone
             p.requires_grad_(mode)
     for name, module in named(network.cpu().parts()).items():
         if mine := part_state(trainer.weights, name):  # backpropagation has no auxiliary blocks
             module.load_state_dict(mine)
-    return network
+    return fitted(network, trainer, summary)
+
+
+def fitted(network: TreeNetwork, trainer: Trainer, summary: Mapping[str, Any]) -> Fitted:
+    """The result of a run that is over."""
+    folder = trainer.folder.path if trainer.folder else None
+    history = pd.DataFrame(trainer.log.rows, columns=trainer.log.columns)
+    if folder and "csv" in trainer.settings.loggers:  # there earlier parts of the run are too
+        history = pd.read_csv(folder / "metrics.csv")
+    return Fitted(network, history, summary["final"], trainer.outline.paths, folder, summary)
 
 
 def splits_of(data: Any, y: Any, validation: Any, test: Any) -> dict[str, Any]:
@@ -105,6 +132,8 @@ def read_settings(network: TreeNetwork, given: Mapping[str, Any], epoch_steps: i
             raise UserError(f"{key}={value}: not for fit; the network and the data say it")
         if root in FOLDER and not {"name", "out"} & given.keys():
             raise UserError(f"{key}={value}: needs a run folder; give name=… too")
+        if root == "cff" and given.get("method") != "cff":
+            raise UserError(f"{key}={value}: needs method=cff")
     if given.get("engine") == "train":
         raise UserError("engine=train: belongs to the train command; fit has local and ray")
     own = {

@@ -5,8 +5,9 @@
     python -m treeprop_ray.train experiment=mnist_d3 method=bp          # backpropagation
     python -m treeprop_ray.train experiment=mnist_d3 method=cff         # forward-forward
 
-The same command again continues an interrupted run. Flags: --help, --cfg (print the resolved
-settings, with engine=ray the placement of every node too, and stop).
+The same command again continues an interrupted run. Flags: --help (with words: the values that
+apply then), --cfg (print the resolved settings, with engine=ray the placement of every node too,
+and stop).
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ def run(settings: Settings) -> int:
     callbacks = standard(settings)
     trainer = Trainer.of(settings, callbacks=callbacks)
     assert trainer.folder is not None
-    done = trainer.folder.summary
-    if done is not None and done["steps"] >= trainer.total_steps:
+    if (done := trainer.finished()) is not None:
         print(f"this run is finished; fresh=true starts it anew\n{done['table']}")
         print(f"files: {trainer.folder.path}")
         return cli.DONE

@@ -14,11 +14,11 @@ engine placement hosts cpus_per_actor gpus_per_actor strategy transport in_fligh
 max_failures wave_timeout timeline_steps ray device precision threads microbatches recompute
 compile compile_backend
 epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_norms momentum
-betas eps schedule warmup clip
+betas eps schedule warmup clip patience
 split family objective alpha beta correction correction_scale sigma noise_schedule mc_samples
 target_gradient detach_levels weights
 model data time probe cff loss
-log_every eval_every eval_test checkpoint_every storage keep_last keep_best
+log_every loggers wandb mlflow eval_every eval_test checkpoint_every storage keep_last keep_best
 """
 
 MAY_DIFFER = """data.epoch_steps 
@@ -26,7 +26,7 @@ name out fresh engine device threads log_every checkpoint_every keep_last keep_b
 data.root experiment placement hosts cpus_per_actor gpus_per_actor strategy transport in_flight
 timeline_steps snapshot_every max_failures wave_timeout storage recompute eval_test ray.address
 compile compile_backend ray.num_cpus ray.dashboard resume_with_changes
-probe.every probe.batches probe.draws time.shards
+probe.every probe.batches probe.draws time.shards data.epoch_steps patience loggers wandb mlflow
 """
 
 
@@ -58,8 +58,9 @@ def test_epochs_may_differ_unless_a_step_depends_on_their_number(
 
 
 def test_every_key_belongs_to_a_group_with_a_title_and_help_shows_them_all() -> None:
-    settings, text = config.Settings(), cli.help_text("", config.Settings).splitlines()
-    titles = {title for title, _ in config.describe(config.Settings)}
+    settings = config.Settings()
+    text = cli.help_text("", settings).splitlines()
+    titles = {title for title, _ in config.describe(settings)}
     assert len(titles) == 13 and titles <= set(text)
     for key, _, _ in config.walk(settings):
         title = title_of(settings, key)

@@ -15,7 +15,7 @@ from own_data import WORDS, MapStyle, Noisy, Plain, Stateful, X, Y, rows
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from treeprop_ray import Callback, TreeNetwork, fit
+from treeprop_ray import Callback, fit
 from treeprop_ray.data import Batches
 from treeprop_ray.data.own import own_set
 from treeprop_ray.data.reading import Ahead, drawing
@@ -24,8 +24,7 @@ from treeprop_ray.errors import UserError
 
 
 def trained(*data: Any, **words: Any) -> dict[str, Tensor]:
-    network: TreeNetwork = fit(tiny_network(4).float(), *data, **{**WORDS, **words})
-    return network.state_dict()
+    return fit(tiny_network(4).float(), *data, **{**WORDS, **words}).network.state_dict()
 
 
 def assert_same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
@@ -66,7 +65,7 @@ def test_a_loader_brings_its_batch_size_its_collation_and_its_order() -> None:
     assert_same(by_loader, trained(DataLoader(MapStyle(2 * X), 8)))
     words = {k: v for k, v in WORDS.items() if k != "batch"}
     taken = fit(tiny_network(4).float(), DataLoader(MapStyle(2 * X), 8), **words)
-    assert_same(taken.state_dict(), by_loader)
+    assert_same(taken.network.state_dict(), by_loader)
     with pytest.raises(UserError, match=r"batch=16: train is a DataLoader with batches of 8"):
         trained(DataLoader(MapStyle(), 8), batch=16)
 

@@ -81,5 +81,7 @@ def test_fit_with_frozen_parameters_equals_one_process() -> None:
         network = tiny_network(5)
         network.stem.requires_grad_(False)
         network.edges["0-2"].requires_grad_(False)
-        states.append(fit(network, x, y, epochs=2, batch=16, freeze=["head"], **where).state_dict())
+        states.append(
+            fit(network, x, y, epochs=2, batch=16, freeze=["head"], **where).network.state_dict()
+        )
     assert all(torch.equal(states[0][key], value) for key, value in states[1].items())

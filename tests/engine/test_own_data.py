@@ -42,7 +42,7 @@ def local_ray() -> Iterator[None]:
 
 
 def trained(*data: Any, **words: Any) -> dict[str, Tensor]:
-    return fit(tiny_network(4).float(), *data, **{**WORDS, **words}).state_dict()
+    return fit(tiny_network(4).float(), *data, **{**WORDS, **words}).network.state_dict()
 
 
 def assert_same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

@@ -119,7 +119,7 @@ def test_own_blocks_train_on_ray_as_in_one_process(local_ray: None) -> None:
         own = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(4)]
         x, y = torch.randn(64, 5), torch.arange(64) % 2
         network = TreeNetwork.from_blocks(None, own, nn.Linear(5, 2), example=x[:2])
-        return fit(network, x, y, batch=16, epochs=2, sigma=0.1, **where).state_dict()
+        return fit(network, x, y, batch=16, epochs=2, sigma=0.1, **where).network.state_dict()
 
     alone = train()
     for key, value in train(engine="ray", placement="packed", hosts=2).items():

@@ -89,8 +89,8 @@ def test_fit_starts_from_a_run_of_fit(tmp_path: Path) -> None:
     first = fit(tiny_network(5), x, y, epochs=2, batch=16, name="a", out=str(tmp_path))
     start = {"lr": 1e-30, "weight_decay": 0.0, "init_from": str(tmp_path / "a")}
     second = fit(tiny_network(5, seed=9), x, y, epochs=1, batch=16, **start)
-    for key, value in first.state_dict().items():
-        assert torch.equal(second.state_dict()[key], value), key
+    for key, value in first.network.state_dict().items():
+        assert torch.equal(second.network.state_dict()[key], value), key
 
 
 def test_another_learning_rate_only_if_the_user_says_so(tmp_path: Path, train: Command) -> None:

@@ -359,3 +359,46 @@ def test_asha_ends_a_weak_trial_for_good(two_cpus: str, command: Command, tiny: 
     assert json.loads(left.read_text()) == {"epoch": 1} and "1e-06" in left.parent.name
     assert not (left.parent / "summary.json").exists()
     assert "all 2 trials are finished" in command("tune", *words, "lr=[0.1,1e-6]").out
+
+
+def test_optuna_with_asha_trains_good_trials_to_the_end_and_repeats_no_setting(
+    two_cpus: str, command: Command, tiny: Path
+) -> None:
+    """Two values and many samples: a proposal that was made before has its run already."""
+    pytest.importorskip("optuna")
+    words = [f"sweep={tiny}", *folders(tiny), "search=optuna", "samples=9", "scheduler=asha"]
+    result = command("tune", *words, "epochs=4", "max_concurrent=2")
+    assert result.code == 0, result.err
+    stored = read_rows(tiny.parent / "out" / "tiny.csv")
+    assert sorted(r["lr"] for r in stored) == ["0.01", "0.02"] and result.out.count("start ") == 2
+    assert ("finished", "4") in [(r["status"], r["epochs"]) for r in stored]
+    assert "best: lr=" in result.out
+
+
+@pytest.mark.parametrize("search", ["grid", "random"])
+def test_the_best_setting_is_named_with_its_value_and_its_command(
+    two_cpus: str, command: Command, tiny: Path, search: str
+) -> None:
+    words = [f"sweep={tiny}", *folders(tiny), "lr=[0.05,1e-6]", "seeds=[1,2]", "samples=2"]
+    result = command("tune", *words, f"search={search}")
+    assert result.code == 0, result.err
+    (line,) = [line for line in result.out.splitlines() if line.startswith("best: ")]
+    assert line.startswith("best: lr=0.05, validation accuracy (%) of full ") and " ± " in line
+    assert "`python -m treeprop_ray.train experiment=digits " in line and " lr=0.05 " in line
+    assert line in (tiny.parent / "out" / "tiny.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("space", "words", "epochs"),
+    [
+        ("{lr: [0.01]}", [], 2),
+        ("{lr: [0.01]}", ["epochs=7"], 7),
+        ("{epochs: [3, 9]}", [], 9),
+        ("{epochs: {randint: [2, 12]}}", [], 12),
+    ],
+)
+def test_a_sweep_knows_its_most_epochs_ahead(
+    tiny: Path, space: str, words: list[str], epochs: int
+) -> None:
+    tiny.write_text(TINY.replace("{lr: [0.01, 0.02]}", space))
+    assert resolve(str(tiny), "", words, None, "runs").epochs == epochs

@@ -3,6 +3,7 @@
 from treeprop_ray.config.fields import group, opt, walk
 from treeprop_ray.config.loading import (
     EXPERIMENTS,
+    LENGTH,
     Change,
     changes,
     describe,
@@ -21,7 +22,7 @@ from treeprop_ray.config.nested import TEXTS, Cff, Data, Model, Probe, RaySettin
 from treeprop_ray.config.settings import RESUMABLE, Settings, family_of, recurrent
 
 __all__ = [
-    "EXPERIMENTS", "OWN", "RESUMABLE", "TEXTS", "Cff", "Change", "Data", "Model", "Probe",
+    "EXPERIMENTS", "LENGTH", "OWN", "RESUMABLE", "TEXTS", "Cff", "Change", "Data", "Model", "Probe",
     "RaySettings", "Settings", "Time", "Weights", "changes", "describe", "differences", "dotted",
     "experiment_file", "family_of", "group", "imported", "load", "load_file", "merge", "opt",
     "parse_overrides", "read_yaml", "recurrent", "run_name", "to_yaml", "walk",

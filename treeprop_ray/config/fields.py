@@ -60,9 +60,11 @@ def check_field(key: str, f: dataclasses.Field[Any], value: Any) -> None:
     """Raise UserError when `value` breaks the rule of its field."""
     rule = f.metadata
     is_open = rule.get("open", False)
-    if "choices" in rule and value not in rule["choices"] and not (is_open and dotted(value)):
-        more = ", or package.module:factory" if is_open else ""
-        raise UserError(f"{key}={value}: one of {', '.join(rule['choices'])}{more}")
+    for each in value if isinstance(value, list) else [value]:
+        if "choices" in rule and each not in rule["choices"] and not (is_open and dotted(each)):
+            more = ", or package.module:factory" if is_open else ""
+            some = "some of" if isinstance(value, list) else "one of"
+            raise UserError(f"{key}={value}: {some} {', '.join(rule['choices'])}{more}")
     for entry in value if isinstance(value, list) else []:
         check_number(key, rule, entry)
     if isinstance(value, str) and not value.isprintable():

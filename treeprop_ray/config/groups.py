@@ -211,6 +211,14 @@ class Training:
         changeable=True,
     )
     clip: float = opt(0.0, "clip the global gradient norm; 0 = off", low=0, changeable=True)
+    patience: int = opt(
+        0,
+        "end the run after so many epochs without a better validation score of the full chain; "
+        "0 = never",
+        low=0,
+        resumable=True,
+        later=True,
+    )
 
     def check(self) -> None:
         """What the optimizer and the schedule of the user's own bring with them."""
@@ -281,6 +289,14 @@ class Records:
     """What is logged, scored and kept."""
 
     log_every: int = opt(50, "steps between rows of metrics.csv", low=1, resumable=True)
+    loggers: list[str] = opt(
+        ["tensorboard", "csv"],
+        "what is written into the run folder: TensorBoard events, metrics.csv",
+        choices=["tensorboard", "csv"],
+        resumable=True,
+    )
+    wandb: str = opt("", "Weights & Biases project to log to", resumable=True)
+    mlflow: str = opt("", "MLflow tracking URI to log to", resumable=True)
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
     eval_test: bool = opt(
         False,

@@ -18,6 +18,7 @@ from treeprop_ray.config.fields import check, title_of, walk
 from treeprop_ray.config.settings import CHANGEABLE, RESUMABLE, Settings
 from treeprop_ray.errors import UserError, first_line
 
+LENGTH = ("epochs", "steps", "patience")  # may change when a run is taken up, but name it
 EXPERIMENTS = Path(__file__).parent / "experiments"
 
 
@@ -203,18 +204,16 @@ def run_name(settings: Settings) -> str:
     science = {
         k: v
         for k, f, v in walk(settings)
-        if (k not in RESUMABLE or k in ("epochs", "steps"))
-        and not (f.metadata.get("later") and v == default[k])
+        if (k not in RESUMABLE or k in LENGTH) and not (f.metadata.get("later") and v == default[k])
     }
     digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:6]
     return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{digest}"
 
 
-def describe(schema: type) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """(title, rows) of every group, for --help; a row is a key, its default and its meaning."""
+def describe(settings: Any) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """(title, rows) of every group, for --help; a row is a key, its value and its meaning."""
     groups: dict[str, list[tuple[str, str, str]]] = {}
-    defaults = schema()
-    for key, f, value in walk(defaults):
+    for key, f, value in walk(settings):
         rule = f.metadata
         text = rule["help"]
         if "choices" in rule:
@@ -222,5 +221,6 @@ def describe(schema: type) -> list[tuple[str, list[tuple[str, str, str]]]]:
             text += f" [{'|'.join([*rule['choices'], *others])}]"
         shown = "" if value is None else str(value)
         shown = shown.lower() if isinstance(value, bool) else shown
-        groups.setdefault(title_of(defaults, key), []).append((key, shown, text))
+        shown = f"[{','.join(map(str, value))}]" if isinstance(value, list) else shown
+        groups.setdefault(title_of(settings, key), []).append((key, shown, text))
     return list(groups.items())

@@ -16,7 +16,7 @@ from torch import Tensor
 from treeprop_ray.core.rule import HeldOut, Piece, cut
 from treeprop_ray.engine import transport
 from treeprop_ray.engine.base import Span
-from treeprop_ray.errors import TrainingError
+from treeprop_ray.errors import TrainingError, UserError, told_at
 from treeprop_ray.hosts.base import Held, Host, StepReport
 from treeprop_ray.schedule.ops import Call
 
@@ -54,14 +54,25 @@ class HostActor:
     """A host in a process of its own."""
 
     def __init__(self, role: Role) -> None:
-        self.become(role)
+        """An error is kept for `ready`: raised here, it would look like an actor that was lost."""
+        self.unmade: TrainingError | UserError | None = None
+        try:
+            self.become(role)
+        except (TrainingError, UserError) as e:
+            self.unmade = e
 
     def become(self, role: Role) -> None:
         """Take up a role: build the host from scratch."""
         torch.set_num_threads(role.threads)
         self.role = role
-        self.host = role.make_host()
-        self.broken: TrainingError | None = None
+        try:
+            self.host = role.make_host()
+        except UserError as e:
+            raise UserError(f"{e} (actor {role.name})") from e
+        except Exception as e:
+            raise told_at(f"actor {role.name} cannot be made", e) from e
+        self.unmade = None
+        self.broken: TrainingError | UserError | None = None
         self.told: StepReport | None = None  # the report of the step that is ending
         self.spans: deque[Span] = deque(maxlen=role.keep_spans)
         self.sent = 0
@@ -69,10 +80,14 @@ class HostActor:
         self._gauges = _Gauges(role.name)
 
     def __repr__(self) -> str:
+        if not hasattr(self, "role"):  # Ray asks when it could not even unpack the role
+            return type(self).__name__
         return f"{self.role.name} {self.role.about}"
 
     def ready(self) -> str:
         """Answers when the actor has built its part."""
+        if self.unmade:
+            raise self.unmade
         return repr(self)
 
     def settled(self) -> None:
@@ -102,7 +117,7 @@ class HostActor:
         except Exception as e:
             nodes = f"node {', '.join(map(str, call.nodes))}" if call.nodes else "boundary"
             where = self.host.at or f"{nodes}, level {call.level}"
-            self.broken = TrainingError(f"{where}, step {at}: {type(e).__name__}: {e}")
+            self.broken = told_at(f"{where}, step {at}", e)
             raise self.broken from e
         if isinstance(at, int):  # the timeline is about training
             seconds = self._note(call.phase, call.level, call.piece, at, begin)
@@ -116,7 +131,10 @@ class HostActor:
         if self.broken:
             raise self.broken
         begin = time.time()
-        self.told = report = self.host.report(step, norms)
+        try:
+            self.told = report = self.host.report(step, norms)
+        except Exception as e:
+            raise told_at(f"actor {self.role.name}, end of step {step}", e) from e
         self._note("report", 0, 0, step, begin)
         self._gauges.losses(report)
         return report
@@ -135,7 +153,10 @@ class HostActor:
 
     def _apply(self, step: int, square_norms: Sequence[Norms] | None) -> None:
         begin = time.time()
-        self.host.apply(step, square_norms)
+        try:
+            self.host.apply(step, square_norms)
+        except Exception as e:
+            raise told_at(f"actor {self.role.name}, update of step {step}", e) from e
         self._note("update", 0, 0, step, begin)
 
     def _note(self, phase: str, level: int, piece: int, step: int, begin: float) -> float:
@@ -155,7 +176,10 @@ class HostActor:
 
     def ask(self, verb: Callable[..., Any], *words: Any) -> Any:
         """Have the host do one of its methods that is no part of the schedule."""
-        return transport.leaving(verb(self.host, *map(transport.arriving, words)))
+        try:
+            return transport.leaving(verb(self.host, *map(transport.arriving, words)))
+        except Exception as e:
+            raise told_at(f"actor {self.role.name}, {verb.__name__}", e) from e
 
     def state(self) -> Any:
         """Weights and optimizer state of the parts that live here."""

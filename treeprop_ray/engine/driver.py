@@ -263,13 +263,24 @@ class Driver:
                 cause = cause.cause
             if isinstance(cause, TrainingError | UserError):
                 raise cause from None
+            self._check_made(cause)
             if isinstance(cause, RayActorError | ObjectLostError):
                 raise ActorLost(first_line(cause)) from e
             raise TrainingError(f"an actor failed: {first_line(cause or e)}") from e
         except (RayActorError, ObjectLostError) as e:
+            self._check_made(e)
             raise ActorLost(first_line(e)) from e
         except GetTimeoutError as e:
             raise TrainingError(self._late(refs, timeout or self.wave_timeout)) from e
+
+    def _check_made(self, error: object) -> None:
+        """An actor that cannot even be given its role is not lost: it would break again."""
+        if isinstance(error, RayActorError) and getattr(error, "actor_init_failed", False):
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            ids = [actor._actor_id.hex() for actor in self.actors]
+            names = [r.name for r, i in zip(self.roles, ids, strict=True) if i == error.actor_id]
+            name = " ".join(["actor", *names])
+            raise TrainingError(f"{name} cannot be made: {lines[-1].strip()}") from None
 
     def _late(self, refs: list[Any], seconds: float) -> str:
         """Names the actors whose calls have not come back."""

@@ -9,7 +9,7 @@ import torch
 
 from treeprop_ray.core.rule import HeldOut, cut
 from treeprop_ray.engine.base import Engine
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, told_at
 from treeprop_ray.hosts.base import State, StepReport
 from treeprop_ray.methods import Job
 from treeprop_ray.schedule.ops import Call
@@ -23,7 +23,10 @@ class LocalEngine(Engine):
         super().__init__(job)
         torch.set_num_threads(job.settings.threads)
         self.plan = alone(job.tree, pick_device(job.settings.device))
-        self.host = job.method.host(job, self.plan, 0)
+        try:
+            self.host = job.method.host(job, self.plan, 0)
+        except Exception as e:
+            raise told_at("the network cannot be made", e) from e
         self.calls = job.method.calls(job, self.plan)
         self.passes = {"tree": self.calls, **job.method.probe_calls(job, self.plan)}
         self._last = StepReport()
@@ -35,7 +38,11 @@ class LocalEngine(Engine):
     def _run(self, calls: Sequence[Call], at: int | HeldOut) -> None:
         pieces = cut(at, self.job.places, self.job.settings.pieces)
         for call in calls:
-            self.host.run(call, pieces[call.piece], {})
+            try:
+                self.host.run(call, pieces[call.piece], {})
+            except Exception as e:
+                where = self.host.at or f"{call.phase}, level {call.level}"
+                raise told_at(f"{where}, step {at}", e) from e
 
     def _step(self, step: int, report: bool) -> None:
         self.gradients(step)

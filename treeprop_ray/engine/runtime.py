@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import ray
 import torch
+from ray._private.authentication import authentication_token_setup as tokens
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError
 
 from treeprop_ray.config import RaySettings
 from treeprop_ray.errors import UserError, first_line
@@ -25,6 +31,12 @@ def start(settings: RaySettings) -> bool:
         try:
             _knock(address)
             ray.init(address=address, **quiet)
+        except AuthenticationError as e:
+            raise UserError(
+                f"ray.address={address}: the cluster refuses this token (or wants one); give the "
+                "cluster's own, which `ray get-auth-token` prints there, as RAY_AUTH_TOKEN with "
+                "RAY_AUTH_MODE=token"
+            ) from e
         except Exception as e:
             raise UserError(f"ray.address={address}: cannot connect: {first_line(e)}") from e
         return True
@@ -43,10 +55,31 @@ def start(settings: RaySettings) -> bool:
 
 
 def _knock(address: str) -> None:
-    """Fail at once when nobody answers; Ray itself tries for minutes."""
+    """Fail at once when nobody answers or our token is wrong; Ray itself tries for long."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=10).close()
+    if not (host and port.isdigit()):
+        return
+    socket.create_connection((host, int(port)), timeout=10).close()
+    if "://" not in address:
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        if hasattr(tokens, "maybe_enable_token_auth_if_token_available"):
+            tokens.maybe_enable_token_auth_if_token_available(False)  # as ray.init will do
+        with _unheard():
+            GcsClient(address=address)
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """What Ray's C++ part writes to this process's standard error is left out."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def stop() -> None:

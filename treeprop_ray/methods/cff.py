@@ -45,6 +45,11 @@ class ForwardForward(ChainMethod):
             )
         if settings.model.name == "gpt":
             raise UserError(f"method=cff: {self.misfit('gpt')}")
+        if settings.patience:
+            raise UserError(
+                f"patience={settings.patience}: method=cff trains its head in the last steps of "
+                "the run, which must not be left out; use 0"
+            )
         if settings.microbatches > 1:
             raise UserError(
                 f"microbatches={settings.microbatches}: method=cff compares all samples of a batch "

@@ -20,7 +20,8 @@ class Figures(Callback):
         if not (run.folder and run.writes):
             return
         folder = run.folder.path
-        run_figures(folder, run.outline)
+        if "csv" in run.settings.loggers:
+            run_figures(folder, run.outline)
         if spans := run.engine.spans():
             write_timeline(spans, folder / "timeline.json")
             draw_waves(spans, folder / "figures" / "waves.png")

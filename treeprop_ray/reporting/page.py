@@ -56,7 +56,9 @@ def write_page(run: str, target: Path | None = None) -> Path:
     """Write <run>/report.html (or `target`) and return its path."""
     settings, folder = run_settings(run), Path(run)
     if not (folder / "metrics.csv").is_file():
-        raise UserError(f"run={run}: has no metrics.csv; it has not taken a step yet")
+        raise UserError(
+            f"run={run}: has no metrics.csv; it has not taken a step yet, or loggers= left it out"
+        )
     target = target or folder / "report.html"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

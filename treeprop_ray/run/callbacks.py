@@ -16,7 +16,8 @@ Scores = Mapping[str, Score]  # by path
 class Callback:
     """Every hook gets the trainer, whose engine, log and folder are at hand. All do nothing here.
 
-    An exception ends the run; the last checkpoint stays.
+    An exception ends the run; the last checkpoint stays. `run.stop("why")` ends it after the step
+    under way, as a finished run with a summary.
     """
 
     def on_start(self, run: Trainer) -> None:
@@ -31,8 +32,14 @@ class Callback:
     def on_checkpoint(self, run: Trainer, done: int, scores: Scores) -> None:
         """A checkpoint has been written (or would have been, in a run without a folder)."""
 
+    def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
+        """A row of metrics: `kind` (step or epoch), `step`, `epoch`, and figures by name."""
+
     def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
         """The run is at its end and its summary is written; the engine still stands."""
+
+    def on_close(self, run: Trainer) -> None:
+        """The run is over, at its end or by an error; also for a callback that never started."""
 
 
 class Together(Callback):
@@ -56,6 +63,14 @@ class Together(Callback):
     def on_checkpoint(self, run: Trainer, done: int, scores: Scores) -> None:
         for callback in self.callbacks:
             callback.on_checkpoint(run, done, scores)
+
+    def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
+        for callback in self.callbacks:
+            callback.on_row(run, row)
+
+    def on_close(self, run: Trainer) -> None:
+        for callback in self.callbacks:
+            callback.on_close(run)
 
     def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
         for callback in self.callbacks:

@@ -1,14 +1,12 @@
-"""What a run writes while it goes: metrics.csv and TensorBoard events."""
+"""The rows of metrics that a run gives while it goes; loggers (run/loggers.py) write them."""
 
 from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from torch.utils.tensorboard import SummaryWriter
 
 from treeprop_ray.core.optim import OptimizerRule, global_norm
 from treeprop_ray.core.scoring import Score
@@ -42,27 +40,24 @@ class MetricsFile:
 
 
 class Log:
-    """Writes metrics.csv and TensorBoard events, if there is a folder; keeps what is shown."""
+    """Makes rows, gives each to `emit`, and keeps them and what is shown."""
 
     def __init__(
         self,
-        folder: Path | None,
+        emit: Callable[[Mapping[str, Any]], None],
         outline: Outline,
         step: int,
         optimizer: OptimizerRule,
         metrics: Sequence[str] = (),
     ) -> None:
-        columns = [
+        self.columns = [
             "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "data_share",
             "clean_ce", "tree_ce", "leak", *outline.columns, "test_accuracy", "test_loss",
             *(f"{metric}/{path}" for path in outline.paths for metric in metrics),
         ]  # fmt: skip
         self.outline, self.optimizer = outline, optimizer
-        self.file: MetricsFile | None = None
-        if folder:
-            self.file = MetricsFile(folder / "metrics.csv", columns, step)
-            purge = step + 1 if step else None
-            self.board = SummaryWriter(folder / "tensorboard", purge_step=purge)
+        self.emit = emit
+        self.rows: list[dict[str, Any]] = []  # of this process; a run taken up has earlier ones
         self.loss = float("nan")
         self.leak: float | None = None
         self._warned = False
@@ -139,15 +134,5 @@ class Log:
         self._last = (self._last[0] + seconds, self._last[1])
 
     def _write(self, row: dict[str, Any]) -> None:
-        if not self.file:
-            return
-        self.file.write(row)
-        for key, value in row.items():
-            if isinstance(value, float):
-                self.board.add_scalar(key, value, row["step"])
-
-    def close(self) -> None:
-        """Close the files."""
-        if self.file:
-            self.file.close()
-            self.board.close()
+        self.rows.append(row)
+        self.emit(row)

@@ -23,7 +23,7 @@ class Bar:
         self._interrupted = False
         self._handler: Any = None
         self._progress: Progress | None = None
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.console.is_jupyter:  # a notebook keeps lines
             self._progress = Progress(
                 TextColumn(title),
                 BarColumn(),

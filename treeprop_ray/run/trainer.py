@@ -7,11 +7,12 @@ of what a network is made of, how it is trained, or where its parts live.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from treeprop_ray import config
 from treeprop_ray.config import Settings
 from treeprop_ray.data import load
 from treeprop_ray.data.streams import resumed
@@ -23,6 +24,7 @@ from treeprop_ray.run.callbacks import Callback, Scores, Together
 from treeprop_ray.run.checkpoint import Checkpoint
 from treeprop_ray.run.folder import RunFolder
 from treeprop_ray.run.initial import started
+from treeprop_ray.run.loggers import loggers
 from treeprop_ray.run.metrics import Log
 from treeprop_ray.run.progress import Bar
 
@@ -43,13 +45,20 @@ class Trainer:
         """`writes=False`: take up the run in the folder, but write nothing (another one does)."""
         self.job, self.settings, self.folder = job, job.settings, folder
         self.writes = folder is not None and writes
-        self.callbacks = Together(callbacks)
+        alone = folder is None  # then nobody else writes for this run
+        own = loggers(job.settings, self.writes) if self.writes or alone else []
+        self.callbacks = Together([*own, *callbacks])
+        self.title = folder.name if folder else "fit"
         self.outline = job.method.outline(job.settings, job.tree)
         self.total_steps, self.per_epoch = job.total_steps, job.per_epoch
-        self.start = self.epoch = 0
+        self.start = self.done = self.epoch = 0
+        self.ahead: dict[str, Any] = {"accuracy": -1.0, "epoch": 0}  # best validation, for patience
+        self.stopped = ""  # why the run ends before its last step
+        self.ended = False  # with a summary
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": -1}
         self.tests: list[dict[str, float]] = []  # eval_test: figures of the full chain, by epoch
-        self.validation: Scores = {}  # scores after the last step
+        self.validation: Scores = {}  # the last scores, of the time after `scored` steps
+        self.scored = -1
         self.initial: dict[str, Any] = {}  # which parts came from init_from
         self.wall = 0.0
         self.saved = ""  # the last checkpoint
@@ -71,6 +80,15 @@ class Trainer:
         )
         return cls(job_of(settings, data, total_steps), folder, callbacks, writes)
 
+    def finished(self) -> dict[str, Any] | None:
+        """The summary of the run in the folder, if there is nothing left to do."""
+        done = self.folder.summary if self.folder else None
+        if done is None or done["steps"] >= self.total_steps:
+            return done
+        assert self.folder is not None
+        same = config.load_file(self.folder.path / "config.yaml").patience == self.settings.patience
+        return done if done.get("stopped") and same else None
+
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
         point = self._newest()
@@ -81,10 +99,13 @@ class Trainer:
             self._open(point)
             self.callbacks.on_start(self)
             self._began = time.perf_counter()
-            title = self.folder.name if self.folder else "fit"
-            with Bar(title, self.total_steps, self.start) as self.bar:
+            with Bar(self.title, self.total_steps, self.start) as self.bar:
                 for step in range(self.start, self.total_steps):
+                    if self.stopped:
+                        break
                     self._step(step)
+                if self.stopped:
+                    self._stop_here()
             self.wall += time.perf_counter() - self._began
             return self._finish()
         except TrainingError as e:
@@ -92,10 +113,18 @@ class Trainer:
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self.saved) from None
         finally:
-            self.engine.close()
+            try:
+                self.callbacks.on_close(self)
+            finally:
+                self.engine.close()
+
+    def stop(self, why: str) -> None:
+        """End the run after the step under way: scored, with a summary, finished."""
+        self.stopped = self.stopped or why
 
     def _step(self, step: int) -> None:
         s, done = self.settings, step + 1
+        self.done = done
         self.epoch, last = done // self.per_epoch, done == self.total_steps
         ends_epoch = done % self.per_epoch == 0 or last
         logs = ends_epoch or done % s.log_every == 0
@@ -110,6 +139,7 @@ class Trainer:
         if ends_epoch and (self.epoch % s.eval_every == 0 or last):
             scores = self._evaluate(done, saves)
             self._show(scores)
+            self._wait(scores)
         self.callbacks.on_step(self, done)
         self.bar.advance()
         if saves:
@@ -133,14 +163,37 @@ class Trainer:
                 print("data: a stream without a state; a resumed run starts it anew", flush=True)
         if point:
             self._resume(point)
-        path = self.folder.path if self.folder and self.writes else None
-        self.log = Log(path, self.outline, self.start, self.job.optimizer, list(self.job.metrics))
+        self.log = Log(
+            self._row, self.outline, self.start, self.job.optimizer, list(self.job.metrics)
+        )
+
+    def _row(self, row: Mapping[str, Any]) -> None:
+        self.callbacks.on_row(self, row)
+
+    def _wait(self, scores: Scores) -> None:
+        """Early stopping: how long no epoch has been better."""
+        if scores:
+            full = scores["full"]
+            if self.outline.better(full.loss, full.accuracy, self.ahead):
+                self.ahead = {"accuracy": full.accuracy, "loss": full.loss, "epoch": self.epoch}
+        patience, best = self.settings.patience, self.ahead["epoch"]
+        if patience and self.epoch - best >= patience:
+            self.stop(f"no better validation score since epoch {best} (patience={patience})")
+
+    def _stop_here(self) -> None:
+        """Keep the state in which a run has been stopped."""
+        print(f"stopped after step {self.done} of {self.total_steps}: {self.stopped}", flush=True)
+        if self.folder and self.done not in checkpoint.steps(self.folder.storage):
+            self._save(self.done)
 
     def _resume(self, point: Checkpoint) -> None:
         N, split = self.engine.tree.N, self.settings.split
         checkpoint.check_fits(point, N, split)
         checkpoint.check_fits(point, N, split, self.engine.state()[0])
         self.start, self.best = point.meta["step"], point.meta["best"]
+        self.done, self.epoch = self.start, self.start // self.per_epoch
+        self.ahead = point.meta.get("ahead", {**self.ahead, "epoch": self.epoch})
+        self._wait({})
         self.initial = point.meta.get("initial", {})
         self.tests = point.meta.get("tests", [])
         self.saved, self.wall = point.path, point.meta["wall_seconds"]
@@ -152,6 +205,7 @@ class Trainer:
         if not self.job.splits["validation"]:
             return {}
         self.validation = scores = self.engine.score(self.outline.paths, "validation")
+        self.scored = done
         self._test(done, scores, saves)
         tests = self.tests[-1] if self.settings.eval_test else {}
         self.log.epoch(done, self.epoch, scores, tests)
@@ -191,7 +245,8 @@ class Trainer:
         s = self.settings
         meta = {
             "step": done, "epoch": self.epoch, "seed": s.seed, "N": self.engine.tree.N,
-            "split": s.split, "best": self.best, "tests": self.tests, **self._origin(),
+            "split": s.split, "best": self.best, "tests": self.tests, "ahead": self.ahead,
+            **self._origin(),
             "wall_seconds": self.wall + time.perf_counter() - self._began,
         }  # fmt: skip
         self.saved = checkpoint.save(self.folder.storage, *self.engine.state(), meta)
@@ -206,7 +261,7 @@ class Trainer:
         """Test scores and the summary."""
         s, outline, tree = self.settings, self.outline, self.engine.tree
         scores = {
-            split: self.validation if split == "validation" and self.validation
+            split: self.validation if split == "validation" and self.scored == self.done
             else self.engine.score(outline.paths, split)
             for split in ("validation", "test")
             if self.job.splits[split]
@@ -223,9 +278,9 @@ class Trainer:
             "seed": s.seed,
             "N": tree.N,
             "depth": tree.depth,
-            "steps": self.total_steps,
-            "epochs": self.total_steps / self.per_epoch,
-            "samples_seen": self.total_steps * s.step_samples,
+            "steps": self.done,
+            "epochs": self.done / self.per_epoch,
+            "samples_seen": self.done * s.step_samples,
             "parameters_trained": sum(v.numel() for v in weights),
             "parameters_deployed": sum(v.numel() for v in deployed),
             "block_applications_per_step": outline.applications,
@@ -239,12 +294,13 @@ class Trainer:
             "test_by_epoch": outline.over_epochs(self.tests),
             "leak": self.log.leak,
             "table": outline.table(outline.paths, scores),
+            **({"stopped": self.stopped} if self.stopped else {}),
             **self._origin(),
         }
         if self.folder and self.folder.changes:
             summary["changes"] = self.folder.changes
         if self.folder and self.writes:
             self.folder.write_summary(summary)
-        self.log.close()
+        self.ended = True
         self.callbacks.on_end(self, summary)
         return summary

@@ -112,6 +112,17 @@ class Sweep:
         """Holds the run folders."""
         return Path(self.storage).absolute() / self.name
 
+    @property
+    def epochs(self) -> int:
+        """The most epochs that a trial can have, also where the trials are not known ahead."""
+        axes = [grid["epochs"] for grid in self.space.grids if "epochs" in grid]
+        ends = [e for a in axes for e in (a if isinstance(a, list) else next(iter(a.values())))]
+        said = ends or [self.words.get("epochs", self.layer.get("epochs", Settings().epochs))]
+        try:
+            return max(map(int, said))
+        except ValueError as e:
+            raise UserError(f"epochs={said[0]}: must be a whole number") from e
+
     def trial(self, point: Point, seed: int) -> Trial:
         """The run of a setting and a seed; a setting that makes no sense is a UserError."""
         values = {**self.words, **{k: show(v) for k, v in point.items()}, "seed": str(seed)}
@@ -152,9 +163,7 @@ def digest(settings: Settings, leave_out: Collection[str] = ()) -> str:
     counted = {
         k: show(v)
         for k, _, v in config.walk(settings)
-        if (k not in RESUMABLE or k in ("epochs", "steps"))
-        and k not in leave_out
-        and v != default[k]
+        if (k not in RESUMABLE or k in config.LENGTH) and k not in leave_out and v != default[k]
     }
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:6]
 

@@ -28,7 +28,7 @@ def write_sweep(name: str, storage: str, out: Path) -> str:
     (out / f"{name}.md").write_text(table.report_of(name, sections))
     draw(sections, out / f"{name}.png")
     write_index(out)
-    tables = "\n\n".join(table.table_of(section) for section in sections)
+    tables = "\n\n".join(f"{table.table_of(s)}\n{table.best_of(s)}" for s in sections)
     return f"{tables}\ntable: {out / name}.md"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from ray import tune
 from ray.tune import Callback
 
 from treeprop_ray.engine import runtime
-from treeprop_ray.errors import UserError, first_line
+from treeprop_ray.errors import UserError
+from treeprop_ray.run.loggers import check_trackers
 from treeprop_ray.schedule.placement import Cluster
 from treeprop_ray.sweep.plan import FINISHED, STOPPED, Sweep, Trial, past_trials, read_json
 from treeprop_ray.sweep.resources import need
@@ -79,53 +80,23 @@ class Follow(Callback):  # type: ignore[misc]
         self.view.failed(mine, mine.error_file.read_text())
 
 
-def loggers(settings: TuneSettings, name: str) -> list[Any]:
-    """Ray's own callbacks for Weights & Biases and MLflow, when asked for."""
-    callbacks = []
-    try:
-        key = f"wandb={settings.wandb}"
-        if settings.wandb:
-            import wandb  # noqa: F401
-            from ray.air.integrations.wandb import WandbLoggerCallback
-
-            callbacks.append(WandbLoggerCallback(project=settings.wandb, group=name))
-        key = f"mlflow={settings.mlflow}"
-        if settings.mlflow:
-            import mlflow
-            from ray.air.integrations.mlflow import MLflowLoggerCallback
-
-            try:
-                mlflow.MlflowClient(settings.mlflow).search_experiments(max_results=1)
-            except Exception as e:
-                raise UserError(f"{key}: {first_line(e)}") from e
-            callbacks.append(
-                MLflowLoggerCallback(tracking_uri=settings.mlflow, experiment_name=name)
-            )
-    except ImportError as e:
-        extra = key.partition("=")[0]
-        raise UserError(f"{key}: needs pip install 'treeprop_ray[{extra}]'") from e
-    return callbacks
-
-
 def run_sweep(settings: TuneSettings, sweep: Sweep) -> list[str]:
     """Run what is not finished; returns the names of trials that failed."""
     os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
-    extra = loggers(settings, sweep.name)
+    check_trackers(settings.wandb, settings.mlflow)
     owns = runtime.start(settings.ray)
     try:
         cluster = runtime.cluster()
         if settings.search == "optuna":
-            return _optuna(settings, sweep, cluster, extra)
+            return _optuna(settings, sweep, cluster)
         todo = [t for t in sweep.trials() if t.state() not in (FINISHED, STOPPED)]
-        return _listed(settings, sweep, cluster, extra, todo)
+        return _listed(settings, sweep, cluster, todo)
     finally:
         if owns:
             runtime.stop()
 
 
-def _listed(
-    settings: TuneSettings, sweep: Sweep, cluster: Cluster, extra: Sequence[Any], todo: list[Trial]
-) -> list[str]:
+def _listed(settings: TuneSettings, sweep: Sweep, cluster: Cluster, todo: list[Trial]) -> list[str]:
     every = list(sweep.trials())
     for trial in todo:
         need(trial.settings, cluster)  # raises before anything starts
@@ -135,12 +106,10 @@ def _listed(
         return []
     configs = [{**trial.point, "seed": trial.seed} for trial in todo]
     view = View(sweep.name, len(every), len(every) - len(todo), sweep.space.metric)
-    return _fit(settings, sweep, cluster, extra, Listed(configs), len(configs), view)
+    return _fit(settings, sweep, cluster, Listed(configs), len(configs), view)
 
 
-def _optuna(
-    settings: TuneSettings, sweep: Sweep, cluster: Cluster, extra: Sequence[Any]
-) -> list[str]:
+def _optuna(settings: TuneSettings, sweep: Sweep, cluster: Cluster) -> list[str]:
     """First what was cut short, then new suggestions that know all finished trials."""
     log_command(sweep.folder, sweep.command)
     past = past_trials(sweep)
@@ -149,7 +118,7 @@ def _optuna(
     view = View(sweep.name, settings.samples, len(past) - len(cut), sweep.space.metric)
     if cut:
         configs = [{**t.point, "seed": t.seed} for t in cut]
-        failed += _fit(settings, sweep, cluster, extra, Listed(configs), len(cut), view)
+        failed += _fit(settings, sweep, cluster, Listed(configs), len(cut), view)
     known = []
     for trial in past:
         summary = read_json(trial.folder / "summary.json")
@@ -157,27 +126,30 @@ def _optuna(
             known.append((trial.point, validation_of(sweep.space.metric, summary)))
     tried = {trial.settings.name for trial in past}
 
-    def usable(point: Mapping[str, Any]) -> bool:
+    def take(point: Mapping[str, Any]) -> bool:
+        """Whether a proposal is to be run; once at most, as equal ones would share a folder."""
         try:
             trial = sweep.trial(point, sweep.seeds[0])
             need(trial.settings, cluster)
         except UserError:
             return False
-        return not sweep.space.excluded(point) and trial.settings.name not in tried
+        if sweep.space.excluded(point) or trial.settings.name in tried:
+            return False
+        tried.add(trial.settings.name)
+        return True
 
     left = settings.samples - len(past)
     if left <= 0:
         print(f"{len(past)} settings are tried; samples={settings.samples} asks for no more")
         return failed
-    search = optuna_search(sweep, known, usable)
-    return failed + _fit(settings, sweep, cluster, extra, search, left, view)
+    search = optuna_search(sweep, known, take)
+    return failed + _fit(settings, sweep, cluster, search, left, view)
 
 
 def _fit(
     settings: TuneSettings,
     sweep: Sweep,
     cluster: Cluster,
-    extra: Sequence[Any],
     search: Any,
     count: int,
     view: View,
@@ -189,14 +161,14 @@ def _fit(
         return tune.PlacementGroupFactory(needs.bundles, strategy=needs.strategy)
 
     follow = Follow(sweep, view)
-    trainable = tune.with_parameters(run_trial, sweep=sweep, cluster=cluster)
-    first = next(iter(sweep.trials()), None)
-    epochs = first.settings.epochs if first else 1
+    trainable = tune.with_parameters(
+        run_trial, sweep=sweep, cluster=cluster, wandb=settings.wandb, mlflow=settings.mlflow
+    )
     tuner = tune.Tuner(
         tune.with_resources(trainable, bundles),
         tune_config=tune.TuneConfig(
             search_alg=search,
-            scheduler=scheduler(settings.scheduler, sweep.space.mode, epochs),
+            scheduler=scheduler(settings.scheduler, sweep.space.mode, sweep.epochs),
             num_samples=count,
             max_concurrent_trials=settings.max_concurrent or None,
             reuse_actors=True,  # a process imports torch once
@@ -205,7 +177,7 @@ def _fit(
             name="tune",
             storage_path=str(Path(sweep.folder) / ".tune"),
             failure_config=tune.FailureConfig(max_failures=0),
-            callbacks=[follow, *extra],
+            callbacks=[follow],
             verbose=0,
         ),
     )

@@ -70,9 +70,12 @@ def _draw(axis: Axis, gen: random.Random) -> Any:
 
 
 def optuna_search(
-    sweep: Sweep, known: Sequence[tuple[Point, float]], usable: Callable[[Point], bool]
+    sweep: Sweep, known: Sequence[tuple[Point, float]], take: Callable[[Point], bool]
 ) -> Searcher:
-    """Ray's Optuna searcher over the sweep's axes, taught with the trials that are finished."""
+    """Ray's Optuna searcher over the sweep's axes, taught with the trials that are finished.
+
+    `take` says whether a proposal is to be run.
+    """
     try:
         import optuna
         from ray.tune.search.optuna import OptunaSearch
@@ -83,17 +86,19 @@ def optuna_search(
         raise UserError("search=optuna: this sweep is a union of grids; use search=random")
 
     class Usable(OptunaSearch):  # type: ignore[misc]
-        """Skips settings that the sweep excludes or that make no sense."""
+        """Skips settings that the sweep excludes, that make no sense or that were tried before."""
 
-        def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
             for _ in range(TRIES):
                 point = super().suggest(trial_id)
-                if point is None or usable(point):
-                    return {**point, "seed": sweep.seeds[0]} if point else None
+                if point is None:
+                    return None
+                if take(point):
+                    return {**point, "seed": sweep.seeds[0]}
                 super().on_trial_complete(trial_id, error=True)
                 with contextlib.suppress(KeyError):
                     self._ot_trials.pop(trial_id)
-            return None
+            return Searcher.FINISHED  # all that there is has been tried
 
     axes = {key: _distribution(axis) for key, axis in sweep.space.grids[0].items()}
     given: dict[str, Any] = {}

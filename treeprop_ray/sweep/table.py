@@ -218,8 +218,7 @@ def _notes(section: Section) -> list[str]:
             f"Paper: {paper.about}."
             + (" Other data and network than ours: compare the pattern." if other else "")
         )
-    if space.metric.startswith("validation/"):
-        notes += [_best(section)]
+    notes += [best_of(section)]
     for row in section.rows:
         if row["status"] == FAILED:
             notes.append(f"Failed: {row['run']}: {row['error']}.")
@@ -288,15 +287,19 @@ def _metrics_text(metrics: Sequence[str]) -> str:
     return "; ".join(texts)
 
 
-def _best(section: Section) -> str:
+def best_of(section: Section) -> str:
+    """The best setting, by its validation score: the test split must not choose."""
     metric, pick = section.space.metric, max if section.space.mode == "max" else min
+    if metric.count("/") == 2:
+        metric = f"validation/{metric.partition('/')[2]}"
     means = {
         i: statistics.mean(values)
         for i, (point, _) in enumerate(section.expected)
         if (values := section.values(point, metric))
     }
     if not means:
-        return "No setting is finished."
-    best = pick(means, key=lambda i: means[i])
-    text = " ".join(f"{k}={show(v)}" for k, v in section.expected[best][0].items())
-    return f"Best by {_metric_text(metric)}: {text} ({figure(metric, means[best])})."
+        return f"best: no setting has a {_metric_text(metric)} yet"
+    point = section.expected[pick(means, key=lambda i: means[i])][0]
+    text = " ".join(f"{k}={show(v)}" for k, v in point.items())
+    command = next(r["command"] for r in section.at(point) if r["status"] == FINISHED)
+    return f"best: {text}, {_metric_text(metric)} {section.cell(point, metric)}, `{command}`"

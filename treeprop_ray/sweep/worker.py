@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ray import tune
@@ -32,10 +33,12 @@ class Reporting(Callback):
             tune.report({"epoch": epoch, "score": score_of(self.metric, scores)})
 
 
-def run_trial(config: Mapping[str, Any], sweep: Sweep, cluster: Cluster) -> None:
+def run_trial(
+    config: Mapping[str, Any], sweep: Sweep, cluster: Cluster, wandb: str = "", mlflow: str = ""
+) -> None:
     """Train, report every evaluation, leave one line if it fails."""
     trial, metric = trial_of(sweep, config), sweep.space.metric
-    settings = pin(trial.settings, cluster)
+    settings = replace(pin(trial.settings, cluster), wandb=wandb, mlflow=mlflow)
     log = trial.error_file.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     trial.error_file.unlink(missing_ok=True)

@@ -1,0 +1,79 @@
+"""No setting of `fit` is passed over in silence: each one is taken, or refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from treeprop_ray import TreeNetwork, config, fit
+from treeprop_ray.config import Settings
+from treeprop_ray.errors import UserError
+
+KEYS = [key for key, _, _ in config.walk(Settings())]
+# Refused by fit: the network and the data say it, or it belongs to the train command.
+REFUSED = {"experiment", "model", "data", "time", "split", "family", "cff"}
+FOLDER = {
+    "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "probe",
+    "timeline_steps", "loggers",
+}  # fmt: skip
+OTHER: dict[str, Any] = {  # another value than the default, where +1 or the next choice will not do
+    "name": "r", "out": "", "experiment": "mine", "batch": 16, "data.root": "x",
+    "storage": "", "method": "bp", "engine": "local", "epochs": 1,
+    "beta": 0.25, "alpha": 0.5, "momentum": 0.5, "warmup": 0.5, "mc_samples": 2, "device": "cpu",
+    "wandb": "", "mlflow": "", "loggers": ["csv"], "precision": "float64", "ray.address": "",
+    "gpus_per_actor": 0.0, "patience": 1, "transport": "store", "recompute": False,
+    "init_from": "", "freeze": ["head"], "betas": [0.9, 0.95],
+    "data.columns": "img,label",
+}  # fmt: skip
+
+
+def network() -> TreeNetwork:
+    torch.manual_seed(0)
+    own = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(3)]
+    return TreeNetwork.from_blocks(None, own, nn.Linear(5, 2), example=torch.zeros(2, 5))
+
+
+def other(key: str, value: Any, rule: Any) -> Any:
+    """A legal value that is not the default."""
+    if key in OTHER:
+        return OTHER[key]
+    if isinstance(value, bool):
+        return not value
+    if "choices" in rule:
+        return next(c for c in rule["choices"] if c != value)
+    return value + 1 if isinstance(value, int) else value * 0.5 + 0.01
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_setting_is_taken_or_refused(key: str, tmp_path: Path) -> None:
+    leaf = next((f, v) for k, f, v in config.walk(Settings()) if k == key)
+    value, root = other(key, leaf[1], leaf[0].metadata), key.partition(".")[0]
+    x, y = torch.randn(64, 5), torch.arange(64) % 2
+    words: dict[str, Any] = {"batch": 32, "steps": 1}
+    words[root] = {key.partition(".")[2]: value} if "." in key else value
+    if root == "data":  # as a keyword it is the samples
+        words = {"batch": 32, "steps": 1, key: value}
+    if key == "compile_backend":
+        words["compile"] = True
+    if key == "mc_samples":
+        words["sigma"] = 0.1
+    if key == "out":
+        words["out"] = str(tmp_path)
+    if root in REFUSED:
+        with pytest.raises(UserError, match=f"^{root}"):
+            fit(network(), x, y, **words)
+        return
+    if root in FOLDER:
+        with pytest.raises(UserError, match="needs a run folder"):
+            fit(network(), x, y, **words)
+    if root in FOLDER or key == "name":
+        words.update(name="r", out=str(tmp_path))
+    result = fit(network(), x, y, validation=(x, y), test=(x, y), **words)
+    if result.folder:
+        stored = {k: v for k, _, v in config.walk(config.load_file(result.folder / "config.yaml"))}
+        assert stored[key] == words[root] if "." not in key else value
+    assert result.summary["steps"] >= 1

@@ -1,0 +1,172 @@
+"""Loggers: callbacks that write a run's metrics to files (csv, TensorBoard) or to a tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from treeprop_ray.config import Settings, walk
+from treeprop_ray.errors import UserError, first_line
+from treeprop_ray.run.callbacks import Callback
+from treeprop_ray.run.metrics import MetricsFile
+
+if TYPE_CHECKING:
+    from treeprop_ray.run.trainer import Trainer
+
+
+def loggers(settings: Settings, folder: bool) -> list[Callback]:
+    """The loggers that the settings name; those that write files need a run folder."""
+    check_trackers(settings.wandb, settings.mlflow)
+    files: dict[str, type[Callback]] = {"csv": Csv, "tensorboard": TensorBoard}
+    chosen = [files[name]() for name in dict.fromkeys(settings.loggers) if folder]
+    chosen += [Wandb(settings.wandb)] if settings.wandb else []
+    return chosen + ([MlFlow(settings.mlflow)] if settings.mlflow else [])
+
+
+def check_trackers(wandb: str, mlflow: str) -> None:
+    """A tracker that is asked for must be installed."""
+    for name, value in (("wandb", wandb), ("mlflow", mlflow)):
+        if value and find_spec(name) is None:
+            raise UserError(f"{name}={value}: needs pip install 'treeprop_ray[{name}]'")
+
+
+class Csv(Callback):
+    """metrics.csv of the run folder."""
+
+    file: MetricsFile | None = None
+
+    def on_start(self, run: Trainer) -> None:
+        """Open the file; rows after the checkpoint that the run goes on from are cut off."""
+        assert run.folder is not None
+        self.file = MetricsFile(run.folder.path / "metrics.csv", run.log.columns, run.start)
+
+    def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
+        """Write it."""
+        if self.file:
+            self.file.write(row)
+
+    def on_close(self, run: Trainer) -> None:
+        """Close the file."""
+        if self.file:
+            self.file.close()
+
+
+class TensorBoard(Callback):
+    """tensorboard/ of the run folder."""
+
+    board: SummaryWriter | None = None
+
+    def on_start(self, run: Trainer) -> None:
+        """Open the event file; what was written after the checkpoint is marked as void."""
+        assert run.folder is not None
+        purge = run.start + 1 if run.start else None
+        self.board = SummaryWriter(run.folder.path / "tensorboard", purge_step=purge)
+
+    def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
+        """Every figure under its name."""
+        if self.board:
+            for key, value in numbers(row).items():
+                self.board.add_scalar(key, value, row["step"])
+
+    def on_close(self, run: Trainer) -> None:
+        """Close the file."""
+        if self.board:
+            self.board.close()
+
+
+class Wandb(Callback):
+    """A run of a Weights & Biases project, with settings, metrics and final scores."""
+
+    def __init__(self, project: str) -> None:
+        self.project, self.run = project, None
+
+    def on_start(self, run: Trainer) -> None:
+        """Begin a run there; its group is the folder of runs (of a sweep, the sweep)."""
+        import wandb
+
+        try:
+            self.run = wandb.init(
+                project=self.project,
+                name=run.title,
+                group=Path(run.settings.out).name,
+                config=plain(run.settings),
+                dir=str(run.folder.path) if run.folder else None,
+            )
+        except Exception as e:  # of its own kinds: no key, no network, a bad name
+            raise UserError(f"wandb={self.project}: {first_line(e)}") from e
+
+    def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
+        """Every figure under its name."""
+        if self.run is not None:
+            self.run.log({"epoch": row["epoch"], **numbers(row)}, step=row["step"])
+
+    def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
+        """The final scores."""
+        if self.run is not None:
+            self.run.summary.update(final(summary))
+
+    def on_close(self, run: Trainer) -> None:
+        """End the run there."""
+        if self.run is not None:
+            self.run.finish(exit_code=0 if run.ended else 1)
+
+
+class MlFlow(Callback):
+    """A run of an MLflow server or folder, in the experiment named like the folder of runs."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri, self.id = uri, ""
+
+    def on_start(self, run: Trainer) -> None:
+        """Begin a run there."""
+        import mlflow
+
+        try:
+            self.client = mlflow.MlflowClient(self.uri)
+            name = Path(run.settings.out).name
+            known = self.client.get_experiment_by_name(name)
+            experiment = known.experiment_id if known else self.client.create_experiment(name)
+            self.id = self.client.create_run(experiment, run_name=run.title).info.run_id
+            for key, value in plain(run.settings).items():
+                self.client.log_param(self.id, key, value)
+        except Exception as e:
+            raise UserError(f"mlflow={self.uri}: {first_line(e)}") from e
+
+    def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
+        """Every figure under its name."""
+        for key, value in numbers(row).items():
+            self.client.log_metric(self.id, key, value, step=row["step"])
+
+    def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
+        """The final scores."""
+        for key, value in final(summary).items():
+            self.client.log_metric(self.id, key, value)
+
+    def on_close(self, run: Trainer) -> None:
+        """End the run there."""
+        if self.id:
+            self.client.set_terminated(self.id, "FINISHED" if run.ended else "FAILED")
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a row."""
+    return {key: value for key, value in row.items() if isinstance(value, float)}
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    """The settings by their dotted keys."""
+    return {key: value for key, _, value in walk(settings)}
+
+
+def final(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The final scores as final/<split>/<path>/<kind>."""
+    return {
+        f"final/{split}/{path}/{kind}": value
+        for split, by_path in summary["final"].items()
+        for path, figures in by_path.items()
+        for kind, value in figures.items()
+    }
