@@ -173,9 +173,9 @@ class Trainer:
     def _wait(self, scores: Scores) -> None:
         """Early stopping: how long no epoch has been better."""
         if scores:
-            full = scores["full"]
-            if self.outline.better(full.loss, full.accuracy, self.ahead):
-                self.ahead = {"accuracy": full.accuracy, "loss": full.loss, "epoch": self.epoch}
+            figures = self.outline.figures(scores["full"])
+            if self.outline.better(figures, self.ahead):
+                self.ahead = {**figures, "epoch": self.epoch}
         patience, best = self.settings.patience, self.ahead["epoch"]
         if patience and self.epoch - best >= patience:
             self.stop(f"no better validation score since epoch {best} (patience={patience})")
