@@ -27,7 +27,7 @@ OTHER: dict[str, Any] = {  # another value than the default, where +1 or the nex
     "wandb": "", "mlflow": "", "loggers": ["csv"], "precision": "float64", "ray.address": "",
     "gpus_per_actor": 0.0, "patience": 1, "transport": "store", "recompute": False,
     "init_from": "", "freeze": ["head"], "betas": [0.9, 0.95],
-    "data.columns": "img,label",
+    "data.columns": "img,label", "loss.name": "cross_entropy", "loss.class_weights": [1.0, 2.0],
 }  # fmt: skip
 
 

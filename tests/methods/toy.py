@@ -19,8 +19,8 @@ from treeprop_ray.core.rule import Piece
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.hosts.base import Held, Share, there
 from treeprop_ray.hosts.blocks import BlockHost
-from treeprop_ray.methods.base import Job
 from treeprop_ray.methods.bp import ChainMethod
+from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.ops import Call, Op, interleave, make_calls
 from treeprop_ray.schedule.placement import Plan, stages

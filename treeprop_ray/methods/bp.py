@@ -11,8 +11,9 @@ from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host
 from treeprop_ray.hosts.chain import ChainHost
-from treeprop_ray.methods.base import Job, Resident
+from treeprop_ray.methods.base import Resident
 from treeprop_ray.methods.blocks import BlockMethod
+from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.chain import one_chain_step
 from treeprop_ray.schedule.ops import Call

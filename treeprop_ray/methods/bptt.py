@@ -15,7 +15,8 @@ from treeprop_ray.data import Which
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host
 from treeprop_ray.hosts.time import BpttHost, TimeHost
-from treeprop_ray.methods.base import Crew, Job, Method, Resident
+from treeprop_ray.methods.base import Crew, Method, Resident
+from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import READOUT, TimeBlueprint, TimeNetwork, cell_name
 from treeprop_ray.schedule.ops import Call, Layout

@@ -15,8 +15,9 @@ from treeprop_ray.data import Views
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host, StepReport
 from treeprop_ray.hosts.cff import CffHost
-from treeprop_ray.methods.base import Crew, Job
+from treeprop_ray.methods.base import Crew
 from treeprop_ray.methods.bp import ChainMethod
+from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.cff import one_cff_step
 from treeprop_ray.schedule.ops import Call

@@ -13,8 +13,9 @@ from treeprop_ray.core.rule import JUDGING, Rule
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.tree import TreeHost
-from treeprop_ray.methods.base import Job, Resident
+from treeprop_ray.methods.base import Resident
 from treeprop_ray.methods.blocks import BlockMethod
+from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import Cluster, Plan, plan_tree

@@ -12,8 +12,9 @@ from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host
 from treeprop_ray.hosts.time import DepthHost, ReadoutHost, WholeTreeHost
-from treeprop_ray.methods.base import Job, Resident
+from treeprop_ray.methods.base import Resident
 from treeprop_ray.methods.bptt import TimeMethod
+from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import READOUT, cell_name, part_names
 from treeprop_ray.schedule.ops import Call, Layout

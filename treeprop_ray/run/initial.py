@@ -20,7 +20,7 @@ from torch import nn
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.methods import Job
-from treeprop_ray.methods.base import Parts
+from treeprop_ray.methods.job import Parts
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.folder import checkpoints_of, run_settings
 from treeprop_ray.run.storage import Storage, storage_at
