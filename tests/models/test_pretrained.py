@@ -158,6 +158,12 @@ def test_a_tied_table_has_one_owner_and_learns_from_both_ends() -> None:
     assert (moved[unseen] > 0).all()  # by the head's softmax
 
 
+def test_a_tied_table_cannot_be_in_two_stages() -> None:
+    model, x = model_of("gpt2")
+    with pytest.raises(UserError, match="method=bp engine=ray: the head uses the stem's weights"):
+        fit(TreeNetwork.from_pretrained(model), x, x.roll(-1, 1), method="bp", engine="ray")
+
+
 def test_what_is_not_known_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="model=Linear: not known here"):
         TreeNetwork.from_pretrained(torch.nn.Linear(2, 2))

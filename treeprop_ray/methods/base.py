@@ -89,6 +89,7 @@ class Method(ABC):
     over_time = False  # whether it is for recurrent networks
     short_paths = False  # whether paths besides the chain are trained
     probed = False  # whether the probe can measure it
+    parts_ends = False  # whether stem and head may live in different actors
     replicates = False  # whether engine=train can copy it to several workers
     takes_context = False  # whether blocks may need more than their state
     recomputes = False  # whether a block's activations can be computed again

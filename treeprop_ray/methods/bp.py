@@ -23,6 +23,8 @@ from treeprop_ray.schedule.placement import Cluster, Plan, plan_stages, stages
 class ChainMethod(BlockMethod):
     """The chain's blocks, the head among them, in runs of equal length."""
 
+    parts_ends = True
+
     def plan(self, settings: Settings, tree: Tree, cluster: Cluster) -> Plan:
         """A stage for each actor."""
         return plan_stages(settings, tree, cluster, run_name(settings))

@@ -188,6 +188,13 @@ def job_over(
     """The job over the modules of a network and data that is at hand."""
     method = of(settings)
     parts = named(network.parts())
+    stem, head = parts[edge_name(STEM)], parts[edge_name(network.tree.head)]
+    shared = {id(p) for p in stem.parameters()} & {id(p) for p in head.parameters()}
+    if shared and method.parts_ends and settings.engine == "ray":
+        raise UserError(
+            f"method={method.name} engine=ray: the head uses the stem's weights, so the two cannot "
+            "be different stages of a chain; use engine=local"
+        )
     names = method.all_parts(settings, network.tree)
     frozen = frozen_parts(settings.freeze, names, network.tree)
     trained = {name for name in set(names) - frozen if trains(parts[name])}
