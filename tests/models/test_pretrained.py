@@ -161,7 +161,9 @@ def test_a_tied_table_has_one_owner_and_learns_from_both_ends() -> None:
 def test_a_tied_table_cannot_be_in_two_stages() -> None:
     model, x = model_of("gpt2")
     with pytest.raises(UserError, match="method=bp engine=ray: the head uses the stem's weights"):
-        fit(TreeNetwork.from_pretrained(model), x, x.roll(-1, 1), method="bp", engine="ray")
+        fit(
+            TreeNetwork.from_pretrained(model), x, x.roll(-1, 1), method="bp", engine="ray", batch=4
+        )
 
 
 def test_what_is_not_known_is_one_line(tmp_path: Path) -> None:

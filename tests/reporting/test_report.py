@@ -45,6 +45,7 @@ REPORT = """\
 
 test accuracy (%) of full; mean ± sample standard deviation over seeds 1, 2. 3 of 6 runs.  
 Paper: another network. Other data and network than ours: compare the pattern.  
+best: alpha=1 beta=0, validation accuracy (%) of full 90.00 (1 of 2 seeds), `python -m treeprop_ray.train experiment=digits epochs=2 model.activation=tanh alpha=1 beta=0 seed=1`  
 Settings besides the base's: `epochs=2` `model.activation=tanh`.  
 Data: digits. Training time of all runs together 0:06.  
 Commit abc, 2026-01-02 03:04 UTC, 2 cores, a CPU, torch 1, ray 2.  
@@ -53,7 +54,7 @@ Command: `python -m treeprop_ray.tune sweep={sweep}`
 ![A small sweep](small.png)
 
 Every run with its command, commit and figures: [small.csv](small.csv).
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
