@@ -113,7 +113,7 @@ def test_two_workers_go_on_where_one_process_stopped_and_equal_it(
     ("words", "key"),
     [
         (["engine=train"], "engine=train"),
-        (["recompute=true"], "recompute=true"),
+        (["method=cff", "recompute=true"], "recompute=true"),
         (["method=bp", "engine=train", "batch=4", "hosts=5"], "hosts=5"),
     ],
 )

@@ -16,6 +16,12 @@ from treeprop_ray.hosts.compiled import Compiled
 SMALL = ["model.hidden=8", "batch=32", "model.blocks=3", "model.activation=tanh"]
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> None:
+    """What other tests of this process have compiled, or failed to, does not count."""
+    torch._dynamo.reset()
+
+
 def trained(words: list[str]) -> dict[str, torch.Tensor]:
     settings = methods.checked(config.load([*SMALL, *words]))
     engine = engine_of(settings, data.load(settings), 4)
