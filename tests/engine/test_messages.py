@@ -138,7 +138,8 @@ def test_an_own_factory_that_raises_is_one_line(tmp_path: Path, engine: str) -> 
         assert ran.returncode in (1, 2), ran.stdout
         (texts[factory],) = ran.stderr.strip().splitlines()
     assert "step 1: ValueError: the block broke (own.py, line 14)" in texts["network"]
-    assert "OSError: no weights for this block (own.py, line " in texts["half_network"]
+    assert "OSError: no weights" in texts["half_network"]
+    assert "(own.py, line " in texts["half_network"]
 
 
 def test_a_wrong_token_is_said_at_once() -> None:

@@ -7,7 +7,7 @@ import torch
 from treeprop_ray.config import OWN, Settings, dotted, family_of, imported
 from treeprop_ray.core.network import STEM, Blueprint, Shape
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, first_line, place_of
 from treeprop_ray.models import gpt, mlp, vit
 
 MODELS = {"mlp": mlp.blueprint, "vit": vit.blueprint, "gpt": gpt.blueprint}
@@ -27,9 +27,17 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
     if not dotted(name):
         make = MODELS[name]
         return make(settings.model, shape.input_shape, shape.classes, family_of(settings))
-    recipe = imported("model.name", name)(settings.model, shape)
+    factory = imported("model.name", name)
+    try:
+        recipe = factory(settings.model, shape)
+        if isinstance(recipe, Blueprint):
+            with torch.device("meta"):  # a module that two parts share would be trained twice
+                recipe.build_all([STEM, *Tree(recipe.N, settings.split).blocks], 0)
+    except UserError:
+        raise
+    except Exception as e:  # the user's own code may raise anything
+        reason = f"{type(e).__name__}: {first_line(e)}{place_of(e)}"
+        raise UserError(f"model.name={name}: {reason}") from e
     if not isinstance(recipe, Blueprint):
         raise UserError(f"model.name={name}: must give a Blueprint, not {type(recipe).__name__}")
-    with torch.device("meta"):  # a module that two parts share would be trained twice
-        recipe.build_all([STEM, *Tree(recipe.N, settings.split).blocks], 0)
     return recipe
