@@ -54,7 +54,8 @@ def _reset(modules: list[nn.Module], verb: str) -> None:
 
 def hub_rule(module: nn.Module) -> Callable[[nn.Module], None] | None:
     """How the model that a Hugging Face layer belongs to draws the weights of a module."""
-    neighbours = vars(sys.modules[type(module).__module__]).values()
+    file = sys.modules.get(type(module).__module__)  # None in a script run by its path
+    neighbours = vars(file).values() if file else ()
     models: list[Any] = [
         c for c in neighbours if isinstance(c, type) and is_base_of_models(c, module)
     ]
