@@ -14,7 +14,7 @@ from PIL import Image
 
 from treeprop_ray import config, data
 from treeprop_ray.data import Batches, DataSet, Scoring, Split, Training
-from treeprop_ray.data.augment import AUGMENTS, crop_flip, standard
+from treeprop_ray.data.augment import augment_of, crop_flip, standard
 from treeprop_ray.data.images import unit_scale
 from treeprop_ray.errors import UserError
 
@@ -26,7 +26,9 @@ def images(samples: int = 64, side: int = 32, seed: int = 0) -> torch.Tensor:
 
 def batches(augment: str, seed: int = 1) -> Batches:
     split = Split(images(), torch.arange(64) % 10)
-    samples = DataSet("random", split, split, split, 10, unit_scale, augment=AUGMENTS[augment])
+    samples = DataSet(
+        "random", split, split, split, 10, unit_scale, augment=augment_of(augment, 16)
+    )
     return Batches(samples, 32, seed)
 
 
