@@ -32,6 +32,19 @@ def batches(augment: str, seed: int = 1) -> Batches:
     return Batches(samples, 32, seed)
 
 
+def test_samples_of_a_group_share_their_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treeprop_ray.data.augment.crop_flip", lambda x, seed: x.clone())
+    alike = images(1).expand(32, -1, -1, -1)
+
+    def kinds(group: int) -> list[int]:
+        """How many different pictures there are in each run of 16."""
+        found = augment_of("standard", group)
+        assert found is not None
+        return [len(set(map(hash, map(bytes, run.numpy())))) for run in found(alike, 3).split(16)]
+
+    assert kinds(16) == [1, 1] and min(kinds(1)) > 8
+
+
 # -- loaders ------------------------------------------------------------------------------------
 
 

@@ -108,12 +108,15 @@ def over_hosts(job: methods.Job, hosts: int) -> list[StepReport]:
     members = [job.method.host(job, plan, k) for k in range(len(plan.names))]
     reports = []
     for step in range(2):
-        held: dict[int, Held] = {}
+        sent: dict[tuple[int, str], Held] = {}  # the packet of a tensor
         for call in job.method.calls(job, plan):
-            mine = held.setdefault(call.piece, {})
+            packets = [sent[call.piece, name] for name in call.inputs]
+            inputs = {name: t for packet in packets for name, t in packet.items()}
             piece = cut(step, job.places, job.settings.pieces)[call.piece]
-            out = members[call.host].run(call, piece, {name: mine[name] for name in call.inputs})
-            mine.update(out)
+            out = members[call.host].run(call, piece, inputs)
+            for names in call.packets:
+                packet = {name: out[name] for name in names}
+                sent.update({(call.piece, name): packet for name in names})
         told = [host.report(step, norms=True) for host in members]
         for host in members:
             host.apply(step, [r.square_norms for r in told])
