@@ -9,6 +9,8 @@ from treeprop_ray.config.loading import (
     describe,
     differences,
     experiment_file,
+    experiment_layer,
+    experiment_title,
     load,
     load_file,
     merge,
@@ -24,6 +26,7 @@ from treeprop_ray.config.settings import RESUMABLE, Settings, family_of, recurre
 __all__ = [
     "EXPERIMENTS", "LENGTH", "OWN", "RESUMABLE", "TEXTS", "Cff", "Change", "Data", "Model", "Probe",
     "RaySettings", "Settings", "Time", "Weights", "changes", "describe", "differences", "dotted",
-    "experiment_file", "family_of", "group", "imported", "load", "load_file", "merge", "opt",
-    "parse_overrides", "read_yaml", "recurrent", "run_name", "to_yaml", "walk",
+    "experiment_file", "experiment_layer", "experiment_title", "family_of", "group", "imported",
+    "load", "load_file", "merge", "opt", "parse_overrides", "read_yaml", "recurrent", "run_name",
+    "to_yaml", "walk",
 ]  # fmt: skip

@@ -1,4 +1,7 @@
-"""Reading settings: defaults < experiments/<name>.yaml < `key=value` on the command line."""
+"""Reading settings: defaults < experiments/<name>.yaml < `key=value` on the command line.
+
+`experiment=mnist_d3+literal` lays the second file over the first.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,24 @@ def experiment_file(name: str) -> Path:
         known = ", ".join(sorted(p.stem for p in EXPERIMENTS.glob("*.yaml")))
         raise UserError(f"experiment={name}: one of {known}, or a path that ends in .yaml")
     return path
+
+
+def experiment_files(name: str) -> list[Path]:
+    """The YAMLs of an experiment, later ones on top of earlier ones."""
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        return [Path(name)]  # a + in the name of a file is one
+    return [experiment_file(part) for part in name.split("+")]
+
+
+def experiment_title(name: str) -> str:
+    """An experiment without the folders and endings of its files."""
+    return "+".join(Path(part).stem for part in name.split("+"))
+
+
+def experiment_layer(name: str) -> DictConfig:
+    """What the files of an experiment say, as one."""
+    files = [read_yaml(path, f"experiment={name}") for path in experiment_files(name)]
+    return cast(DictConfig, OmegaConf.merge(*files))
 
 
 def parse_overrides(args: Sequence[str]) -> DictConfig:
@@ -140,11 +161,10 @@ def load(args: Sequence[str], schema: type[Settings] = Settings) -> Settings:
     name = words.get("experiment", Settings().experiment)
     if not isinstance(name, str):
         raise UserError(f"experiment={name}: must be a name or a path")
-    path = experiment_file(name)
-    source = f"{path.name}: "
-    return cast(
-        Settings, merge(schema, (source, read_yaml(path, f"experiment={name}")), ("", words))
-    )
+    files = [
+        (f"{path.name}: ", read_yaml(path, f"experiment={name}")) for path in experiment_files(name)
+    ]
+    return cast(Settings, merge(schema, *files, ("", words)))
 
 
 def load_file(path: Path) -> Settings:
@@ -207,7 +227,7 @@ def run_name(settings: Settings) -> str:
         if (k not in RESUMABLE or k in LENGTH) and not (f.metadata.get("later") and v == default[k])
     }
     digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:6]
-    return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{digest}"
+    return f"{experiment_title(settings.experiment)}-{settings.method}-s{settings.seed}-{digest}"
 
 
 def describe(settings: Any) -> list[tuple[str, list[tuple[str, str, str]]]]:

@@ -42,6 +42,7 @@ class TreeHost(BlockHost):
                 self.scale,
             )
             self.losses[n] = self.nodes[n].losses
+            self.sizes[n] = self.nodes[n].sizes
         self.boundary: Boundary | None = None
         if share.batches is not None:
             stem, head = (self.parts[edge_name(edge)] for edge in (STEM, tree.head))
@@ -54,7 +55,8 @@ class TreeHost(BlockHost):
         self.gauge: Gauge | None = None  # while a probe is under way
         self.verbs = {
             "open": self._open, "lift": self._lift, "answer": self._answer, "head": self._head,
-            "receive": self._receive, "settle": self._settle, "backward": self._backward,
+            "hint": self._hint, "receive": self._receive, "settle": self._settle,
+            "predict": self._predict, "hear": self._hear, "backward": self._backward,
             "close": self._close,
         }  # fmt: skip
 
@@ -81,6 +83,15 @@ class TreeHost(BlockHost):
     def _head(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
         held[op.writes[0]] = self.boundary.answer(op.n, there(held, op.reads[0]), piece)
+        self._count(op, held, piece)
+
+    def _hint(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None
+        held[op.writes[0]] = self.boundary.hint(op.n, there(held, op.reads[0]), piece)
+        self._count(op, held, piece)
+
+    def _count(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None
         for name in op.writes[1:]:  # correction=vjp asks for the number of labels
             held[name] = torch.tensor(float(self.boundary.labels[piece.index].counted))
 
@@ -97,6 +108,13 @@ class TreeHost(BlockHost):
     def _receive(self, op: Op, held: Held, piece: Piece) -> None:
         labels = [float(there(held, name)) for name in op.reads[1:]]
         self.nodes[op.n].receive(there(held, op.reads[0]), piece, *labels)
+
+    def _predict(self, op: Op, held: Held, piece: Piece) -> None:
+        z_n, z_r = (there(held, name) for name in op.reads[:2])
+        self.nodes[op.n].predict(z_n, z_r, piece)
+
+    def _hear(self, op: Op, held: Held, piece: Piece) -> None:
+        self.nodes[op.n].hear(there(held, op.reads[0]), piece)
 
     def _settle(self, op: Op, held: Held, piece: Piece) -> None:
         held[op.writes[0]] = self.nodes[op.n].settle(piece)

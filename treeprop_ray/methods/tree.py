@@ -35,11 +35,14 @@ class TreeProp(BlockMethod):
     def check(self, settings: Settings) -> None:
         """What the objective asks for."""
         super().check(settings)
-        if family_of(settings) == "bernoulli" and abs(settings.alpha + settings.beta - 1) > 1e-9:
+        bernoulli, mean = family_of(settings) == "bernoulli", settings.alpha + settings.beta
+        if bernoulli and settings.bernoulli == "kl" and abs(mean - 1) > 1e-9:
             raise UserError(
                 f"alpha={settings.alpha} beta={settings.beta}: "
-                "the Bernoulli family needs alpha + beta = 1"
+                "the Bernoulli family needs alpha + beta = 1, or bernoulli=literal"
             )
+        if settings.reduction == "sigma" and not bernoulli and settings.sigma == 0:
+            raise UserError("reduction=sigma: divides by sigma^2; needs sigma above 0")
 
     def rule(self, settings: Settings, family: str, labels_per_sample: int) -> Rule:
         """Of all methods only this one draws several samples of the objective."""
@@ -113,9 +116,9 @@ class TreeProp(BlockMethod):
     def outline(self, settings: Settings, tree: Tree) -> Outline:
         """Spine paths and the chain; own, right and cross-entropy of every node."""
         rule = Rule.of(settings, family_of(settings))
-        own, right = rule.node_weight
         weights = {
-            n: {"own": own, "right": right, "ce": rule.ce_weight(tree, node)}
+            n: dict(zip(("own", "right"), rule.node_weight(node), strict=True))
+            | {"ce": rule.ce_weight(tree, node)}
             for n, node in tree.nodes.items()
         }
         return Outline(
@@ -133,7 +136,7 @@ class TreeProp(BlockMethod):
 
 def block_applications(rule: Rule, tree: Tree) -> int:
     """Forward applications of blocks (the head counts) in one step; each has one backward."""
-    inner = sum(not tree.is_spine(n) for n in tree.nodes.values())
-    rights = inner if rule.node_weight[1] > 0 or rule.beta > 0 else 0
-    heads = sum(rule.asks_head(tree, n) for n in tree.spine)
-    return (len(tree.nodes) + rights + heads) * rule.mc_samples
+    nodes, beta = tree.nodes.values(), rule.beta > 0
+    rights = sum(beta or rule.right_weight(tree, n) > 0 for n in nodes)
+    twice = sum(beta and rule.at_sample(tree, n) for n in nodes)  # for the correction, for the loss
+    return (len(nodes) + rights + twice) * rule.mc_samples

@@ -293,6 +293,8 @@ class Trainer:
             "best_validation": self.best,
             "test_by_epoch": outline.over_epochs(self.tests),
             "leak": self.log.leak,
+            "correction_ratio": self.log.ratio,
+            "correction_ratios": self.log.ratios,
             "table": outline.table(outline.paths, scores),
             **({"stopped": self.stopped} if self.stopped else {}),
             **self._origin(),

@@ -46,7 +46,7 @@ def gather(rows: list[Row]) -> list[Row]:
                 mine = list(group)
                 made = {name for op in mine for name in op.writes}
                 here = {name for op in mine for name in op.reads} <= have | made
-                free = all(op.verb not in ("head", "close") for op in mine)
+                free = all(op.verb not in ("head", "hint", "close") for op in mine)
                 if call is not None and goes_on and here and free:
                     call += mine
                     have |= made

@@ -17,7 +17,7 @@ from treeprop_ray.core.tree import Tree
 class Op:
     """One thing a node, the stem or the head does: a method of TreeNode or Boundary."""
 
-    verb: str  # open | lift | answer | head | receive | settle | backward | close
+    verb: str  # open | lift | answer | head | receive | settle | backward | close | …
     n: int
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Call:
     readers together. What stays inside a host is not listed.
     """
 
-    phase: str  # stem | forward | head | settle | aside | backward | stem_backward
+    phase: str  # stem | forward | head | settle | again | aside | backward | stem_backward
     level: int
     host: int
     piece: int

@@ -99,12 +99,12 @@ class Sweep:
         """Name of the sweep's folder and tables; another base has its own."""
         if self.base == self.space.base:
             return self.space.name
-        return f"{self.space.name}-{Path(self.base).stem}"
+        return f"{self.space.name}-{config.experiment_title(self.base)}"
 
     @property
     def given(self) -> dict[str, str]:
         """The user's settings, without those that the sweep has for this base anyway."""
-        own = self.space.bases.get(Path(self.base).stem, Base()).settings
+        own = suited(self.space, self.base).settings
         return {k: v for k, v in self.words.items() if k not in own or show(own[k]) != v}
 
     @property
@@ -175,11 +175,11 @@ def resolve(
     space = load_space(sweep)
     base = base or space.base
     try:
-        layer = OmegaConf.to_container(config.read_yaml(config.experiment_file(base), base))
+        layer = OmegaConf.to_container(config.experiment_layer(base))
     except UserError as e:
         raise UserError(str(e).replace("experiment=", "base=")) from e
     file = cast("dict[str, Any]", layer)
-    suit = space.bases.get(Path(base).stem, Base())
+    suit = suited(space, base)
     grids = [{key: suit.space.get(key, axis) for key, axis in grid.items()} for grid in space.grids]
     words = {k: show(v) for k, v in suit.settings.items()}
     for word in overrides:
@@ -193,6 +193,12 @@ def resolve(
     chosen = list(space.seeds) if seeds is None else check_seeds("seeds", seeds)
     space = replace(space, grids=grids, written=space.grids)
     return Sweep(space, base, file, words, chosen, storage, command)
+
+
+def suited(space: Space, base: str) -> Base:
+    """What a base needs to suit a sweep; a+b needs what a does, unless the sweep names it."""
+    title = config.experiment_title(base)
+    return space.bases.get(title) or space.bases.get(title.partition("+")[0], Base())
 
 
 def _narrow(grids: list[dict[str, Axis]], key: str, values: Axis) -> list[dict[str, Axis]]:

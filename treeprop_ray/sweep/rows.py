@@ -30,7 +30,7 @@ LAST = [
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a run: <split>/<path>/<kind>, leak, parameters_deployed.
+    """The figures of a run: <split>/<path>/<kind>, leak, correction_ratio, parameters_deployed.
 
     best/full/<kind> is of the test split too, at the epoch with the best validation score. With
     eval_test=true there are highest/full/<kind>, the best test score, and late/full/<kind>, the
@@ -44,8 +44,9 @@ def flat(summary: Mapping[str, Any]) -> dict[str, float]:
     figures.update({f"best/full/{kind}": value for kind, value in best.items()})
     for name, score in summary.get("test_by_epoch", {}).items():
         figures.update({f"{name}/full/{k}": v for k, v in score.items() if k != "epoch"})
-    if summary.get("leak") is not None:
-        figures["leak"] = summary["leak"]
+    for name in ("leak", "correction_ratio"):
+        if summary.get(name) is not None:
+            figures[name] = summary[name]
     figures["parameters_deployed"] = summary["parameters_deployed"]
     return figures
 
@@ -62,6 +63,8 @@ def figure(metric: str, value: float) -> str:
     """How a figure is shown: accuracies in percent."""
     if metric.endswith("/accuracy"):
         return f"{100 * value:.2f}"
+    if metric == "correction_ratio":
+        return f"{value:.2g}"
     return f"{value:,.0f}" if metric.startswith("parameters") else f"{value:.3f}"
 
 
@@ -149,7 +152,7 @@ def _order(key: str) -> tuple[int, str]:
 
 
 def _plain(key: str) -> int:
-    return 3 if key in ("leak", "parameters_deployed") else 0
+    return 3 if key in ("leak", "correction_ratio", "parameters_deployed") else 0
 
 
 def command_log(folder: Path) -> list[str]:

@@ -20,6 +20,11 @@ EPOCHS = {
     "highest": ("highest test", " of all epochs"),
     "late": ("mean test", " over the last ten epochs"),
 }
+PLAIN = {
+    "leak": "leak: clean minus tree cross-entropy at the end",
+    "correction_ratio": "ratio: norm of beta * correction over that of the forward estimate at the "
+    "end, all nodes together",
+}
 NOT_RUN, NO_CELL = "not run", "-"
 Key = tuple[Any, ...]
 
@@ -268,7 +273,7 @@ def _metric_text(metric: str) -> str:
     """test/full/accuracy -> test accuracy (%), full chain."""
     parts = metric.split("/")
     if len(parts) != 3:
-        return "leak: clean minus tree cross-entropy at the end" if metric == "leak" else metric
+        return PLAIN.get(metric, metric)
     unit = " (%)" if parts[2] == "accuracy" else ""
     split, when = EPOCHS.get(parts[0], (parts[0], ""))
     return f"{split} {parts[2]}{unit} of {parts[1]}{when}"
