@@ -29,8 +29,8 @@ MUTANTS: list[tuple[str, str, str, str]] = [  # (file, line, change, tests)
     ("core/tree.py", "return node.r == self.N", "return node.n == self.N - 1", SCHEDULE),
     ("core/tree.py", "return self.r - self.l == 2", "return self.r - self.l <= 3", SCHEDULE),
     ("core/rule.py", "return 1 / (rows[0].numel() * self.total)", "return 1 / self.total", CORE),
-    ("core/rule.py", "return stem_trains if node.l == 0 else not self.detach_levels",
-     "return stem_trains or not self.detach_levels", CORE),
+    ("core/rule.py", "return not self.detach_levels and node.l not in self.still",
+     "return node.l not in self.still", CORE),
     ("core/rule.py", "return node.r < tree.N and self.target_gradient and not self.detach_levels",
      "return node.r < tree.N and not self.detach_levels", CORE),
     ("core/rule.py", 'return (0.0, 0.0) if self.objective == "final_ce" else (self.own, self.right)',
@@ -49,8 +49,8 @@ MUTANTS: list[tuple[str, str, str, str]] = [  # (file, line, change, tests)
      "at_p = (mu_p - mu_q).div_(rest).mul_(scale)", CORE),
     ("core/objective.py", "return -rule.correction_scale * rule.mc_samples * gradient",
      "return -rule.correction_scale * gradient", CORE),
-    ("core/objective.py", "return -rule.correction_scale * rule.labels_per_sample * total * gradient",
-     "return -rule.correction_scale * rule.labels_per_sample * gradient", CORE),
+    ("core/objective.py", "return -rule.correction_scale * counted * gradient",
+     "return -rule.correction_scale * gradient", CORE),
     ("core/node.py", 'return derive(self.rule.seed, "block", piece.step, self.node.n, side, '
      "piece.index)", 'return derive(self.rule.seed, "block", self.node.n, side, piece.index)', CORE),
     ("core/node.py", 'return derive(self.rule.seed, "block", piece.step, self.node.n, side, '
@@ -73,8 +73,8 @@ MUTANTS: list[tuple[str, str, str, str]] = [  # (file, line, change, tests)
      "done = step / max(1, self.total_steps)", CORE),
     ("core/optim.py", "return math.sqrt(sum(merged[k] for k in sorted(merged)))",
      "return sum(merged[k] for k in sorted(merged))", CORE),
-    ("core/optim.py", "torch._foreach_mul_(grads, self.rule.clip / norm)",
-     "torch._foreach_mul_(grads, self.rule.clip)", "tests/run/test_train.py tests/core "
+    ("core/optim.py", "torch._foreach_mul_(self._gradients(parts), self.rule.clip / norm)",
+     "torch._foreach_mul_(self._gradients(parts), self.rule.clip)", "tests/run/test_train.py tests/core "
      "tests/methods/test_through_time.py"),
     ("core/rng.py", "gen.manual_seed(base + place)", "gen.manual_seed(base)", CORE),
     ("core/rng.py", '"/".join(map(str, words))', '"".join(map(str, words))', CORE),
