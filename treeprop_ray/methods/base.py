@@ -27,6 +27,7 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host, StepReport
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import TimeNetwork
+from treeprop_ray.schedule.cost import Cost
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import Cluster, Plan, alone
 
@@ -195,6 +196,10 @@ class Method(ABC):
     @abstractmethod
     def residents(self, settings: Settings, plan: Plan, tree: Tree) -> list[Resident]:
         """What lives where."""
+
+    def cost(self, settings: Settings, tree: Tree) -> Cost | None:
+        """What the mean step of a run costs; None where nobody has counted."""
+        return None
 
     def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
         """What a host is, in a line."""

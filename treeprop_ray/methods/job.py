@@ -120,14 +120,15 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
             f"{data.name} has; say it"
         )
     recipe = method.network(settings, data.shape)
-    tree = Tree(recipe.N, settings.split)
+    context, tree = None, Tree(recipe.N, settings.split)
+    if isinstance(recipe, Blueprint):
+        context, tree = recipe.spec, recipe.tree(settings.split)
     names = method.all_parts(settings, tree)
     frozen = frozen_parts(settings.freeze, names, tree)
     stem_trains = recipe.stem_trains and edge_name(STEM) not in frozen
     trained = set(names) - frozen - (set() if stem_trains else {edge_name(STEM)})
     if not trained:
         raise UserError(f"freeze={settings.freeze}: leaves nothing to train")
-    context = recipe.spec if isinstance(recipe, Blueprint) else None
     rule = rule_for(method, settings, recipe.family, data, context)
     return Job(
         method=method,

@@ -17,6 +17,7 @@ from treeprop_ray.methods.base import Resident
 from treeprop_ray.methods.blocks import BlockMethod
 from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
+from treeprop_ray.schedule.cost import Cost, tree_cost
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import Cluster, Plan, plan_tree
 from treeprop_ray.schedule.probe import probe_calls
@@ -104,6 +105,10 @@ class TreeProp(BlockMethod):
             out.append(Resident(str(node.n), str(node.level), host, names))
         return out
 
+    def cost(self, settings: Settings, tree: Tree) -> Cost:
+        """The waves with an actor for every node."""
+        return tree_cost(tree, Rule.of(settings, family_of(settings)))
+
     def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
         """Level and interval of its nodes."""
         nodes = [tree.nodes[n] for n, host in plan.layout.host_of.items() if host == index]
@@ -132,8 +137,9 @@ class TreeProp(BlockMethod):
 
 
 def block_applications(rule: Rule, tree: Tree) -> int:
-    """Forward applications of blocks (the head counts) in one step; each has one backward."""
-    inner = sum(not tree.is_spine(n) for n in tree.nodes.values())
+    """Forward applications of layers (the head counts) in one step; each has one backward."""
+    lefts = sum(tree.layers(n.left) for n in tree.nodes.values())
+    inner = sum(tree.layers(n.right) for n in tree.nodes.values() if not tree.is_spine(n))
     rights = inner if rule.node_weight[1] > 0 or rule.beta > 0 else 0
     heads = sum(rule.asks_head(tree, n) for n in tree.spine)
-    return (len(tree.nodes) + rights + heads) * rule.mc_samples
+    return (lefts + rights + heads) * rule.mc_samples
