@@ -64,6 +64,10 @@ class Job:
         known = self.sizes["train"] // self.settings.step_samples
         return known or self.settings.data.epoch_steps or self.total_steps
 
+    def pass_at(self, step: int) -> str:
+        """The pass over the hosts that a step is."""
+        return self.method.pass_at(self, step)
+
     def share(self, names: Sequence[str], plan: Plan, opens: bool) -> Share:
         """What a host of the plan is given."""
         parts = self.parts(names)

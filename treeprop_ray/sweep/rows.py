@@ -46,6 +46,7 @@ def flat(summary: Mapping[str, Any]) -> dict[str, float]:
         figures.update({f"{name}/full/{k}": v for k, v in score.items() if k != "epoch"})
     if summary.get("leak") is not None:
         figures["leak"] = summary["leak"]
+    figures.update(summary.get("cost", {}))
     figures["parameters_deployed"] = summary["parameters_deployed"]
     return figures
 
@@ -149,7 +150,7 @@ def _order(key: str) -> tuple[int, str]:
 
 
 def _plain(key: str) -> int:
-    return 3 if key in ("leak", "parameters_deployed") else 0
+    return 3 if key in ("leak", "parameters_deployed", "work", "critical_path") else 0
 
 
 def command_log(folder: Path) -> list[str]:
