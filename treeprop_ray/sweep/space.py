@@ -8,7 +8,8 @@
     space: {alpha: [0, 0.5, 1]}       axes; a list of such mappings is a union of grids
     exclude: [{alpha: 0, beta: 0}]    settings that are left out
     seeds: [1, 2, 3]
-    metric: test/full/accuracy        <split>/<path>/<accuracy|loss|perplexity>, or leak;
+    metric: test/full/accuracy        <split>/<path>/<accuracy|loss|perplexity>, leak,
+                                      work or critical_path; spine is the longest spine path;
                                       best/full/… is of the test split, at the best validation
                                       epoch; with eval_test=true also highest/full/…, the best test
                                       score, and late/full/…, the mean of the last ten epochs
