@@ -74,15 +74,18 @@ def test_auxiliary_layers_stop_at_those_of_the_chain() -> None:
 
 
 @pytest.mark.parametrize("split", ["floor", "right_full"])
-def test_the_longest_line_is_that_of_the_schedule(split: str) -> None:
-    """Forward and backward through it are the critical path of the real calls."""
+def test_the_longest_line_bounds_the_schedule(split: str) -> None:
+    """Forward and backward through it are the critical path of the real calls, or more where
+    blocks differ much: a node need not wait for its parent's."""
     rule = Rule(objective="node")
     for sizes, auxiliary in itertools.product(
         ([1] * 7, [2, 2, 3], [3, 1, 4, 1, 5], [7], [1] * 12, [5, 1, 1, 1]), (1, 2, 4)
     ):
         chosen = grouping(sizes, auxiliary)
         tree = Tree(len(sizes) + 1, split, chosen)
-        assert tree_cost(tree, rule).path == 2 * longest_line(tree), (sizes, auxiliary)
+        path, line = tree_cost(tree, rule).path, longest_line(tree)
+        assert path <= 2 * line, (sizes, auxiliary)
+        assert path == 2 * line or max(sizes) - min(sizes) > 1, (sizes, auxiliary)
 
 
 def test_costs_of_a_step() -> None:

@@ -103,7 +103,8 @@ def deepest(layers: int, auxiliary: int, share: float, split: str) -> Grouping |
 
 def longest_line(tree: Tree) -> int:
     """Layers, one after the other, from z_0 to the last answer: left blocks down to a node, then
-    its right block or the head. A step with beta = 0 goes forward and backward through them."""
+    its right block or the head. A step with beta = 0 goes forward and backward through them, at
+    most: `schedule/cost.py` walks the calls."""
     down = {tree.root.n: tree.layers(tree.root.left)}
     for node in sorted(tree.nodes.values(), key=lambda node: node.level)[1:]:
         down[node.n] = down[tree.parents[node.n]] + tree.layers(node.left)
