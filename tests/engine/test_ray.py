@@ -121,6 +121,23 @@ def test_tied_weights_equal_local(placement: list[str]) -> None:
     compare(GPT, *placement)
 
 
+@pytest.mark.parametrize(
+    ("words", "placement"),
+    [
+        ([*ROUGH, "model.blocks=7", "model.hidden=8", "batch=32"], ["placement=per_node"]),
+        (
+            [*GPT, "model.blocks=8", "model.group=[2,2,3]", "model.auxiliary_layers=2"],
+            ["placement=packed", "hosts=2"],
+        ),
+    ],
+    ids=["nodes", "groups"],
+)
+def test_a_finish_by_backpropagation_equals_local(words: list[str], placement: list[str]) -> None:
+    """Three steps of the tree, two of the chain over the same actors, of which some have none of
+    its blocks; tied weights and several layers in a block."""
+    compare([*words, "finish=0.85"], *placement)
+
+
 @pytest.mark.parametrize("words", [ROUGH, [*PLAIN, "model.activation=tanh", "precision=bf16"]])
 def test_direct_transport_equals_local(words: list[str]) -> None:
     check(8, words, "placement=packed", "hosts=2", "transport=gloo")

@@ -214,6 +214,15 @@ class Training:
         changeable=True,
     )
     clip: float = opt(0.0, "clip the global gradient norm; 0 = off", low=0, changeable=True)
+    finish: float = opt(
+        0.0,
+        "tree: share of all steps, the last, by backpropagation of the deployed chain, on the same "
+        "actors, with the same optimizer and schedule (chain_lr ends where it begins)",
+        low=0,
+        high=1,
+        of_total=True,
+        later=True,
+    )
     patience: int = opt(
         0,
         "end the run after so many epochs without a better validation score of the full chain; "

@@ -109,11 +109,13 @@ def _check_flags(schema: type, source: str, layer: DictConfig) -> None:
 
 
 def _check_lists(schema: type, source: str, layer: DictConfig) -> None:
-    """omegaconf speaks of its own types."""
-    for key, _, default in walk(schema()):
+    """omegaconf speaks of its own types; where the field says so a number is a list of one."""
+    for key, f, default in walk(schema()):
         if isinstance(default, list):
             value = OmegaConf.select(layer, key, throw_on_resolution_failure=False)
-            if value is not None and not OmegaConf.is_list(value):
+            if type(value) is int and f.metadata.get("single"):
+                OmegaConf.update(layer, key, [value])
+            elif value is not None and not OmegaConf.is_list(value):
                 raise UserError(f"{source}{key}={value}: a list such as [{value}]")
 
 

@@ -55,11 +55,48 @@ class Model:
         False,
         "gpt: the last of the blocks is part of the head, so N = blocks and short paths end in it",
     )
+    group: list[int] = opt(
+        [],
+        "layers (model.blocks of them) in each block of the tree: 2 for all, the last ones longer "
+        "where it does not divide, or [2,2,3] one by one; [] = 1. The chain is exported layer by "
+        "layer",
+        low=1,
+        high=4096,
+        single=True,
+        later=True,
+    )
+    auxiliary_layers: int = opt(
+        1,
+        "layers of an auxiliary block, at most those of the chain beside it",
+        low=1,
+        high=4096,
+        later=True,
+    )
+    span: float = opt(
+        0.0,
+        "choose model.group: the deepest tree whose critical path is at most this share of "
+        "backpropagation's (--cfg shows it); 0 = as model.group says",
+        low=0,
+        high=1,
+        later=True,
+    )
+
+    @property
+    def layers(self) -> int:
+        """Layers of a shipped network before its head."""
+        return self.blocks - self.output_block
 
     def check(self) -> None:
         """What fits together in a shipped network; what depends on the data is checked with it."""
+        if self.span and self.group:
+            raise UserError(f"model.span={self.span}: chooses model.group; leave out {self.group}")
         if dotted(self.name):
             return
+        if len(self.group) > 1 and sum(self.group) != self.layers:
+            raise UserError(
+                f"model.group={self.group}: has {sum(self.group)} layers, must have the "
+                f"{self.layers} before the head"
+            )
         if self.name in ("vit", "gpt"):
             if self.hidden % self.heads:
                 divisors = [str(h) for h in range(1, self.hidden + 1) if self.hidden % h == 0]

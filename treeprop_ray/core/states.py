@@ -74,6 +74,17 @@ class Path(nn.Sequential):
         return out
 
 
+class Stack(nn.Sequential):
+    """Layers that are one block of a tree (core/grouping.py); a path shows them one by one."""
+
+    def forward(self, input: Tensor, *context: Any, **named: Any) -> Tensor:
+        z = input
+        for layer in self:
+            out = layer(z, *context, **named)
+            z = out[0] if isinstance(out, tuple) else out
+        return z
+
+
 class ExitHead(nn.Module):
     """A head, and modules that bring states of other shapes (of a sample) into the form it takes.
 

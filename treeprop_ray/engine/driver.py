@@ -35,7 +35,7 @@ from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.engine.actors import Role, actor_class
 from treeprop_ray.errors import ActorLost, TrainingError, UserError, first_line
 from treeprop_ray.hosts.base import StepReport
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Plan
 
 START_SECONDS = 300  # for all actors to import torch and build their parts
@@ -63,12 +63,14 @@ class Driver:
         in_flight: int,
         transport: str,
         wave_timeout: float = 600.0,
-        probes: Mapping[str, Sequence[Call]] | None = None,
+        others: Mapping[str, Sequence[Call]] | None = None,
+        pass_at: Callable[[int], str] = lambda step: STEP,
     ) -> None:
-        """`probes`: calls outside the step, by name; a role lists them after its step's calls."""
+        """`others`: calls of other passes, by name; a role lists them after its step's calls.
+        `pass_at`: the pass that a training step is."""
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
-        self.probes = probes or {}
+        self.others, self.pass_at = others or {}, pass_at
         self.transport, self.direct = transport, transport not in ("store", "stream")
         self.group: PlacementGroup | None = None
         self.owns_group, self.first_bundle = True, 0
@@ -189,8 +191,8 @@ class Driver:
                 counters[call.host] += 1
             return bound
 
-        self.bound = bind(self.calls)
-        self.bound_probes = {name: bind(calls) for name, calls in self.probes.items()}
+        passes = {STEP: self.calls, **self.others}
+        self.bound = {name: bind(calls) for name, calls in passes.items()}
 
     def become(self, roles: Sequence[Role], calls: Sequence[Call]) -> None:
         """Give the same actors other roles."""
@@ -221,7 +223,7 @@ class Driver:
 
     def step(self, step: int, report: bool) -> None:
         """Submit one step; wait for an earlier one if too many are under way."""
-        tail = self.submit(self.bound, step)
+        tail = self.submit(self.bound[self.pass_at(step)], step)
         if self.direct:
             tail = [None] * len(self.actors)  # a direct tensor must not be passed on needlessly
         # a host whose last call failed must not step its optimizer: `tail` makes it wait and fail
@@ -299,8 +301,8 @@ class Driver:
         return [actor.state.remote() for actor in self.actors]
 
     def probe(self, name: str, at: HeldOut) -> None:
-        """Run the calls of the step ("tree") or of a pass of the probe; waits for them."""
-        self.submit(self.bound if name == "tree" else self.bound_probes[name], at)
+        """Run the calls of a pass on a held-out batch; waits for them."""
+        self.submit(self.bound[name], at)
         self._get([actor.settled.remote() for actor in self.actors])
 
     def get(self, refs: Sequence[Any]) -> list[Any]:

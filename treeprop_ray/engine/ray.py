@@ -62,11 +62,11 @@ class RayEngine(Engine):
         """Make the actors of a plan."""
         self._check_tasks(plan)
         job, method, settings = self.job, self.method, self.job.settings
-        calls, probes = method.calls(job, plan), method.probe_calls(job, plan)
+        calls, others = method.calls(job, plan), method.other_calls(job, plan)
         roles = []
         for index, name in enumerate(plan.names):
             mine = tuple(call for call in calls if call.host == index)
-            more = tuple(c for passes in probes.values() for c in passes if c.host == index)
+            more = tuple(c for passes in others.values() for c in passes if c.host == index)
             roles.append(
                 Role(
                     name=name,
@@ -90,7 +90,8 @@ class RayEngine(Engine):
             in_flight=settings.in_flight,
             transport=settings.transport,
             wave_timeout=settings.wave_timeout,
-            probes=probes,
+            others=others,
+            pass_at=job.pass_at,
         )
 
     def _check_tasks(self, plan: Plan) -> None:

@@ -28,10 +28,9 @@ from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.wire import Wire
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
 from treeprop_ray.hosts.base import StepReport
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.ops import STEP, Call
 
 CHUNK = 8  # steps in one call of the driver
-STEP = "tree"  # the name of a training step among the passes
 
 Key = tuple[int, tuple[str, ...]]  # piece and names of a packet
 
@@ -110,12 +109,12 @@ class StreamActor(HostActor):
             self.wire.close()
             self.wire = None
 
-    def run_steps(self, steps: Sequence[tuple[int, bool]]) -> StepReport:
-        """Train some steps; the report of the last one."""
+    def run_steps(self, steps: Sequence[tuple[int, bool, str]]) -> StepReport:
+        """Train some steps, each with the name of its pass; the report of the last one."""
         report = StepReport()
         with self._leaving_on_error():
-            for step, norms in steps:
-                self._pass(STEP, step)
+            for step, norms, name in steps:
+                self._pass(name, step)
                 report = self.report(step, norms or self.role.clip)
                 squares = None
                 if self.role.clip:
@@ -162,7 +161,7 @@ class StreamDriver(Driver):
     """Sends actors several steps in one call."""
 
     def __init__(self, *words: Any, **more: Any) -> None:
-        self.buffer: list[tuple[int, bool]] = []
+        self.buffer: list[tuple[int, bool, str]] = []
         self.session = 0
         self.store = TCPStore(
             address := ray.util.get_node_ip_address(), 0, is_master=True, wait_for_workers=False
@@ -179,7 +178,7 @@ class StreamDriver(Driver):
         super()._make()
 
     def _with_programs(self, roles: Sequence[Role]) -> list[Role]:
-        passes = {STEP: self.calls, **self.probes}
+        passes = {STEP: self.calls, **self.others}
         by_pass = {name: programs(calls, len(roles)) for name, calls in passes.items()}
         return [
             replace(role, programs={n: p[k] for n, p in by_pass.items()}, clip=self.clip)
@@ -219,7 +218,7 @@ class StreamDriver(Driver):
 
     def step(self, step: int, report: bool) -> None:
         """Put a step into the next call; wait for earlier ones if too many are under way."""
-        self.buffer.append((step, report))
+        self.buffer.append((step, report, self.pass_at(step)))
         if report or len(self.buffer) == CHUNK:
             self.flush()
 

@@ -11,7 +11,7 @@ from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.node import Boundary, TreeNode, add, at_once
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Node, Tree
-from treeprop_ray.hosts.base import Held, Share, there
+from treeprop_ray.hosts.base import Held, Share, Verb, there
 from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.hosts.probe import Gauge, HostProbe
 from treeprop_ray.schedule.ops import Call, Op
@@ -53,12 +53,16 @@ class TreeHost(BlockHost):
                     self.nodes[n].losses = losses
         self.stem_alone = False  # whether a step begins with a call of the stem alone
         self.gauge: Gauge | None = None  # while a probe is under way
-        self.verbs = {
+        self.graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # chain: (piece, block)
+        self.stem_trains = stem_trains
+        self.own_verbs: dict[str, Verb] = {
             "open": self._open, "lift": self._lift, "answer": self._answer, "head": self._head,
             "hint": self._hint, "receive": self._receive, "settle": self._settle,
             "predict": self._predict, "hear": self._hear, "backward": self._backward,
-            "close": self._close,
+            "close": self._close, "ahead": self._ahead, "top": self._top,
+            "back": self._back,
         }  # fmt: skip
+        self.verbs = dict(self.own_verbs)
 
     def begin(self, call: Call) -> None:
         """The stem alone is what others wait for: nothing else is caught up with before it."""
@@ -129,6 +133,23 @@ class TreeHost(BlockHost):
         held[f"l{op.n}"] = add(adj_l, from_left[0])
         held[f"r{op.n}"] = add(adj_r, from_right[1])
 
+    def _ahead(self, op: Op, held: Held, piece: Piece) -> None:
+        """Chain block n, into z_n; what stands before it may be in another host."""
+        z_in = there(held, op.reads[0]).detach().requires_grad_(op.n > 1 or self.stem_trains)
+        z_out = self.run_part((op.n - 1, op.n), z_in, piece)
+        self.graphs[piece.index, op.n] = (z_in, z_out)
+        held[op.writes[0]] = z_out.detach()
+
+    def _top(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None
+        labels = self.boundary.labels[piece.index]
+        z = there(held, op.reads[0])
+        held[op.writes[0]] = self.end_chain(z, labels.y, labels.counted, piece)
+
+    def _back(self, op: Op, held: Held, piece: Piece) -> None:
+        graph = self.graphs.pop((piece.index, op.n))
+        held[op.writes[0]] = self.back_through(*graph, held[op.reads[0]])
+
     def go_back(self, out: Tensor, slope: Tensor, leaf: Tensor) -> None:
         """Backward through a block; in one step where two would run the block again twice."""
         if self.rule.recompute:
@@ -148,6 +169,8 @@ class TreeHost(BlockHost):
 
     def where(self, place: int) -> str:
         """Node and level."""
+        if place == self.tree.N:
+            return "the head, level 0"
         if place not in self.tree.nodes:
             return ""
         return f"node {place}, level {self.tree.nodes[place].level}"
@@ -164,6 +187,7 @@ class TreeHost(BlockHost):
         if self.gauge:
             self.gauge.restore()
             self._end_probe()
+        self.graphs.clear()
         for node in self.nodes.values():
             node.saved.clear()
         if self.boundary:
@@ -175,7 +199,7 @@ class TreeHost(BlockHost):
         self.catch_up()
         if part == "tree":
             self.gauge = Gauge(self)
-            self.verbs.update(self.gauge.verbs)
+            self.verbs = {**self.own_verbs, **self.gauge.verbs}
         assert self.gauge is not None
         measured = self.gauge.turn(part)
         if part == "end":
@@ -183,10 +207,7 @@ class TreeHost(BlockHost):
         return measured
 
     def _end_probe(self) -> None:
-        assert self.gauge is not None
-        for verb in self.gauge.verbs:
-            del self.verbs[verb]
-        self.gauge = None
+        self.verbs, self.gauge = dict(self.own_verbs), None
 
 
 def edges_of(node: Node) -> tuple[str, str]:

@@ -27,7 +27,8 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host, StepReport
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import TimeNetwork
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.cost import Cost
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Cluster, Plan, alone
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Method(ABC):
     replicates = False  # whether engine=train can copy it to several workers
     takes_context = False  # whether blocks may need more than their state
     recomputes = False  # whether a block's activations can be computed again
+    finishes = False  # whether its hosts can also backpropagate the chain
 
     def serves(self, settings: Settings) -> bool:
         """Whether these settings mean this method."""
@@ -118,6 +120,11 @@ class Method(ABC):
         if settings.recompute and not self.recomputes:
             raise UserError(
                 "recompute=true: is for method=tree and bp over blocks, not "
+                f"method={settings.method} model.name={settings.model.name}"
+            )
+        if settings.finish and not self.finishes:
+            raise UserError(
+                f"finish={settings.finish}: is for method=tree over blocks, not "
                 f"method={settings.method} model.name={settings.model.name}"
             )
         if settings.precision == "fp16" and self.over_time:
@@ -184,9 +191,13 @@ class Method(ABC):
     def calls(self, job: Job, plan: Plan) -> list[Call]:
         """The calls of a step, in the order of submission."""
 
-    def probe_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
-        """The calls of the probe's passes."""
+    def other_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
+        """The calls of other passes over the same hosts: the probe's, or other kinds of steps."""
         return {}
+
+    def pass_at(self, job: Job, step: int) -> str:
+        """The pass that a training step is: its own calls, or others."""
+        return STEP
 
     @abstractmethod
     def host(self, job: Job, plan: Plan, index: int) -> Host:
@@ -195,6 +206,10 @@ class Method(ABC):
     @abstractmethod
     def residents(self, settings: Settings, plan: Plan, tree: Tree) -> list[Resident]:
         """What lives where."""
+
+    def cost(self, settings: Settings, tree: Tree) -> Cost | None:
+        """What the mean step of a run costs; None where nobody has counted."""
+        return None
 
     def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
         """What a host is, in a line."""
@@ -212,6 +227,11 @@ class Method(ABC):
         self, crew: Crew, paths: Mapping[str, Sequence[int]], batches: Sequence[Which]
     ) -> dict[str, Score]:
         """Score paths on some batches, on the hosts."""
+
+    def stages(self, job: Job) -> dict[str, dict[str, int]] | None:
+        """Steps and block applications per step of each stage, where a run has several."""
+        outline = self.outline(job.settings, job.tree)
+        return outline.stages(job.total_steps, job.optimizer.second)
 
     def after_step(self, crew: Crew, step: int) -> list[StepReport]:
         """What the method does besides its calls once a step is submitted."""

@@ -17,9 +17,10 @@ from treeprop_ray.methods.base import Resident
 from treeprop_ray.methods.blocks import BlockMethod
 from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.cost import Cost, chain_cost, tree_cost
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Cluster, Plan, plan_tree
-from treeprop_ray.schedule.probe import probe_calls
+from treeprop_ray.schedule.probe import CHAIN, probe_calls
 from treeprop_ray.schedule.tree import one_step
 
 
@@ -31,6 +32,7 @@ class TreeProp(BlockMethod):
     probed = True
     recomputes = True
     takes_context = True
+    finishes = True
 
     def check(self, settings: Settings) -> None:
         """What the objective asks for."""
@@ -43,18 +45,28 @@ class TreeProp(BlockMethod):
             )
         if settings.reduction == "sigma" and not bernoulli and settings.sigma == 0:
             raise UserError("reduction=sigma: divides by sigma^2; needs sigma above 0")
+        if settings.finish and settings.patience:
+            raise UserError(
+                f"patience={settings.patience}: finish={settings.finish} is the end of the run, "
+                "which must not be left out; use 0"
+            )
+        if settings.finish and settings.mc_samples > 1:
+            raise UserError(
+                f"mc_samples={settings.mc_samples}: backpropagation at the end "
+                f"(finish={settings.finish}) has no samples to draw; use 1"
+            )
 
     def rule(self, settings: Settings, family: str, labels_per_sample: int) -> Rule:
         """Of all methods only this one draws several samples of the objective."""
         return Rule.of(settings, family, labels_per_sample)
 
     def optimizer(self, settings: Settings, tree: Tree, total_steps: int) -> OptimizerRule:
-        """The chain's blocks may have a learning rate of their own."""
+        """The chain's blocks may have a learning rate of their own, as long as the tree trains."""
         rule = super().optimizer(settings, tree, total_steps)
         if settings.chain_lr == 1:
             return rule
-        chain = range(tree.N - 1)
-        return replace(rule, factors=tuple((f"{l}-{l + 1}", settings.chain_lr) for l in chain))
+        factors = tuple((f"{l}-{l + 1}", settings.chain_lr) for l in range(tree.N - 1))
+        return replace(rule, factors=factors, factors_end=finish_of(settings, total_steps))
 
     def still(self, tree: Tree, trained: Collection[str]) -> frozenset[int]:
         """States hang on the left blocks above them."""
@@ -75,9 +87,22 @@ class TreeProp(BlockMethod):
         pieces = job.settings.pieces
         return one_step(job.tree, job.rule, plan.layout, job.stem_trains, pieces)
 
-    def probe_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
-        """The chain, and the forward waves."""
+    def other_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
+        """The chain, for the probe and for the end of a run; and the probe's forward waves."""
         return probe_calls(job.tree, job.rule, plan.layout, job.stem_trains, job.settings.pieces)
+
+    def pass_at(self, job: Job, step: int) -> str:
+        """The chain in the last steps, if the settings say so."""
+        return STEP if step < finish_of(job.settings, job.total_steps) else CHAIN
+
+    def stages(self, job: Job) -> dict[str, dict[str, int]] | None:
+        """The tree, and the chain at the end."""
+        first, steps = finish_of(job.settings, job.total_steps), job.total_steps
+        if first == steps:
+            return None
+        each = block_applications(job.rule, job.tree), chain_cost(job.tree).trained
+        rows = zip(("tree", "finish"), (first, steps - first), each, strict=True)
+        return {n: {"steps": k, "block_applications_per_step": a} for n, k, a in rows}
 
     def owners(self, tree: Tree, plan: Plan) -> dict[Edge, int]:
         """A node's blocks live with it, stem and head at the boundary."""
@@ -107,6 +132,11 @@ class TreeProp(BlockMethod):
             out.append(Resident(str(node.n), str(node.level), host, names))
         return out
 
+    def cost(self, settings: Settings, tree: Tree) -> Cost:
+        """The waves with an actor for every node, and the chain at the end."""
+        cost = tree_cost(tree, Rule.of(settings, family_of(settings)))
+        return cost.mixed(chain_cost(tree), settings.finish)
+
     def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
         """Level and interval of its nodes."""
         nodes = [tree.nodes[n] for n, host in plan.layout.host_of.items() if host == index]
@@ -134,9 +164,19 @@ class TreeProp(BlockMethod):
         )
 
 
+def finish_of(settings: Settings, total_steps: int) -> int:
+    """The first step that goes by the chain; the number of steps if none does."""
+    if settings.finish == 0:
+        return total_steps
+    return total_steps - max(1, round(settings.finish * total_steps))
+
+
 def block_applications(rule: Rule, tree: Tree) -> int:
-    """Forward applications of blocks (the head counts) in one step; each has one backward."""
+    """Forward applications of layers (the head counts) in one step; each has one backward."""
     nodes, beta = tree.nodes.values(), rule.beta > 0
-    rights = sum(beta or rule.right_weight(tree, n) > 0 for n in nodes)
-    twice = sum(beta and rule.at_sample(tree, n) for n in nodes)  # for the correction, for the loss
-    return (len(nodes) + rights + twice) * rule.mc_samples
+    lefts = sum(tree.layers(n.left) for n in nodes)
+    rights = sum(tree.layers(n.right) for n in nodes if beta or rule.right_weight(tree, n) > 0)
+    twice = sum(  # for the correction, for the loss
+        tree.layers(n.right) for n in nodes if beta and rule.at_sample(tree, n)
+    )
+    return (lefts + rights + twice) * rule.mc_samples

@@ -27,6 +27,8 @@ from treeprop_ray.run.initial import started
 from treeprop_ray.run.loggers import loggers
 from treeprop_ray.run.metrics import Log
 from treeprop_ray.run.progress import Bar
+from treeprop_ray.schedule.cost import chain_cost
+from treeprop_ray.schedule.ops import STEP
 
 
 class Trainer:
@@ -130,7 +132,7 @@ class Trainer:
         logs = ends_epoch or done % s.log_every == 0
         saves = last or (done % s.checkpoint_every == 0 if s.checkpoint_every else ends_epoch)
         clean = None
-        if ends_epoch and self.outline.clean:
+        if ends_epoch and self.outline.clean and self.job.pass_at(step) == STEP:
             clean = self.engine.clean_loss(self.outline.clean[0], step)
         self.engine.step(step, report=logs or saves)
         if logs:
@@ -253,6 +255,15 @@ class Trainer:
         best = self.best["step"] if s.keep_best else None
         checkpoint.prune(self.folder.storage, done, s.keep_last, best)
 
+    def _cost(self) -> dict[str, Any]:
+        """What the mean step costs beside one of backpropagation."""
+        tree = self.engine.tree
+        cost, chain = self.job.method.cost(self.settings, tree), chain_cost(tree)
+        if cost is None:
+            return {}
+        work, path = cost.work / chain.work, cost.path / chain.path
+        return {"cost": {"work": round(work, 4), "critical_path": round(path, 4)}}
+
     def _origin(self) -> dict[str, Any]:
         """Where the weights of the beginning came from, if not from the seed."""
         return {"initial": self.initial} if self.initial else {}
@@ -284,7 +295,8 @@ class Trainer:
             "parameters_trained": sum(v.numel() for v in weights),
             "parameters_deployed": sum(v.numel() for v in deployed),
             "block_applications_per_step": outline.applications,
-            "stages": outline.stages(self.total_steps, self.job.optimizer.second),
+            "stages": self.job.method.stages(self.job),
+            **self._cost(),
             "wall_seconds": round(self.wall, 2),
             "final": {
                 split: {name: outline.figures(score) for name, score in by_path.items()}

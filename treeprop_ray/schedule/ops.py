@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from treeprop_ray.core.tree import Tree
 
+STEP = "tree"  # the method's own step among the passes over the hosts
+
 
 @dataclass(frozen=True)
 class Op:

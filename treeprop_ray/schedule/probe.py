@@ -1,13 +1,15 @@
-"""The probe's calls over the same hosts as a training step. Pure Python, no torch, no Ray.
+"""Other passes over the hosts of a tree's step. Pure Python, no torch, no Ray.
 
-    chain   forward and backward of the deployed chain, block by block, over whoever owns the blocks
+    chain   forward and backward of the deployed chain, block by block, over whoever owns the
+            blocks: for the probe, and as a training step at the end of a run (finish)
 
         boundary   open                                 top            close
         node 1           ahead 1 2                            back 2 1
         node 3                     ahead 3 …      …  back …
 
-    sweep   the forward waves of a training step; after `settle` a node weighs its state against the
-            chain's blocks (`weigh`), and at the end the head reads z_{N-1} (`readout`)
+    sweep   the probe's forward waves, those of a training step; after `settle` a node weighs its
+            state against the chain's blocks (`weigh`), and at the end the head reads z_{N-1}
+            (`readout`)
 
 States are z0, z1, …; adjoints in the chain a0, a1, …; in the sweep s<n> is what the node settled on
 and m<n> the mean of its factor.
@@ -22,6 +24,7 @@ from treeprop_ray.core.tree import Node, Tree
 from treeprop_ray.schedule.ops import Call, Layout, Op, Wave, interleave, make_calls
 from treeprop_ray.schedule.tree import answers
 
+CHAIN, SWEEP = "chain", "sweep"  # names of the passes
 Rows = tuple[int, str, int, dict[int, list[Op]]]
 
 
@@ -31,7 +34,7 @@ def probe_calls(
     """The calls of one batch of each of the probe's two passes."""
     chain = [chain_waves(tree, rule, layout, stem_trains, m) for m in range(pieces)]
     sweep = [sweep_waves(tree, rule, layout, m) for m in range(pieces)]
-    return {"chain": interleave(chain, stride=1), "sweep": interleave(sweep, stride=3)}
+    return {CHAIN: interleave(chain, stride=1), SWEEP: interleave(sweep, stride=3)}
 
 
 def chain_owner(tree: Tree, n: int) -> Node:

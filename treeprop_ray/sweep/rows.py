@@ -32,13 +32,19 @@ LAST = [
 def flat(summary: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a run: <split>/<path>/<kind>, leak, correction_ratio, parameters_deployed.
 
+    The path `spine` is the longest one along the spine. work and critical_path are those of the
+    mean step over backpropagation's.
+
     best/full/<kind> is of the test split too, at the epoch with the best validation score. With
     eval_test=true there are highest/full/<kind>, the best test score, and late/full/<kind>, the
     mean of the last ten.
     """
     figures: dict[str, float] = {}
     for split, by_path in summary["final"].items():
-        for path, score in by_path.items():
+        named = dict(by_path)
+        if spines := [path for path in by_path if path.startswith("spine-")]:
+            named["spine"] = by_path[max(spines, key=lambda name: int(name.partition("-")[2]))]
+        for path, score in named.items():
             figures.update({f"{split}/{path}/{kind}": value for kind, value in score.items()})
     best = summary.get("best_validation", {}).get("test", {})
     figures.update({f"best/full/{kind}": value for kind, value in best.items()})
@@ -47,6 +53,7 @@ def flat(summary: Mapping[str, Any]) -> dict[str, float]:
     for name in ("leak", "correction_ratio"):
         if summary.get(name) is not None:
             figures[name] = summary[name]
+    figures.update(summary.get("cost", {}))
     figures["parameters_deployed"] = summary["parameters_deployed"]
     return figures
 
@@ -152,7 +159,8 @@ def _order(key: str) -> tuple[int, str]:
 
 
 def _plain(key: str) -> int:
-    return 3 if key in ("leak", "correction_ratio", "parameters_deployed") else 0
+    plain = ("leak", "correction_ratio", "parameters_deployed", "work", "critical_path")
+    return 3 if key in plain else 0
 
 
 def command_log(folder: Path) -> list[str]:

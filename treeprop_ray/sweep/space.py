@@ -13,7 +13,8 @@
     exclude: [{alpha: 0, beta: 0}]    settings that are left out
     seeds: [1, 2, 3]
     metric: test/full/accuracy        <split>/<path>/<accuracy|loss|perplexity>, leak,
-                                      correction_ratio, parameters_deployed;
+                                      correction_ratio, parameters_deployed, work or
+                                      critical_path; spine is the longest spine path;
                                       best/full/… is of the test split, at the best validation
                                       epoch; with eval_test=true also highest/full/…, the best test
                                       score, and late/full/…, the mean of the last ten epochs
