@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from treeprop_ray import config, data
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.engine import runtime
+from treeprop_ray.engine.links import WireBroken
 from treeprop_ray.engine.stream import programs
-from treeprop_ray.engine.wire import KINDS, SMALL, pack, unpack
+from treeprop_ray.engine.wire import KINDS, SMALL, Wire
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.schedule.placement import lines
 from treeprop_ray.schedule.placement import pack as packed
@@ -66,19 +68,74 @@ def test_every_packet_that_is_given_is_taken_once_and_nobody_waits_for_ever(
     assert sum(len(p.turns) for p in all_programs) == len(calls)
 
 
+@pytest.fixture(params=[True, False], ids=["shared", "tcp"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, Wire]]:
+    """Two ends in this process, over shared memory and as between machines."""
+    ends = [Wire("127.0.0.1", bytes(32), 60.0, shares=request.param) for _ in range(2)]
+    addresses = [end.address for end in ends]
+    with ThreadPoolExecutor() as pool:  # each waits for the other
+        list(pool.map(lambda rank: ends[rank].join(rank, addresses, [1 - rank]), range(2)))
+    yield ends[0], ends[1]
+    for end in ends:
+        end.close()
+
+
 @pytest.mark.parametrize("size", [0, 3, SMALL, 10 * SMALL])
-def test_packets_arrive_with_their_bits(size: int) -> None:
-    sent = [torch.arange(size).to(kind) for kind in KINDS[:6]] + [None, torch.ones(2, 3)]
-    head, body = pack(sent)
+def test_packets_arrive_with_their_bits(pair: tuple[Wire, Wire], size: int) -> None:
+    sent = [torch.arange(size).to(kind) for kind in KINDS] + [
+        None,
+        torch.ones(2, 3),
+        torch.ones(()),
+    ]
+    sent += [torch.arange(12.0).view(3, 4).T, torch.empty(0, 5)]
+    for _ in range(3):  # of which the first makes the segment
+        pair[0].send(1, sent)
+        for a, b in zip(pair[1].take(0), sent, strict=True):
+            assert (a is None and b is None) or (
+                a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b)
+            )
+            assert a is None or a.data_ptr() % 64 == 0
 
-    def receive(into: torch.Tensor) -> None:
-        assert body is not None
-        into.copy_(body)
 
-    for a, b in zip(unpack(head, receive), sent, strict=True):
-        assert (a is None and b is None) or (
-            a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b)
-        )
+def test_what_was_taken_stays_as_it_is_while_it_is_needed(pair: tuple[Wire, Wire]) -> None:
+    """Senders run ahead, and both send more than the system takes before anybody reads."""
+    for step in range(4):
+        for rank in range(2):
+            pair[rank].send(1 - rank, [torch.full((1 << 20,), float(step))])
+    first, *rest = [pair[1].take(0)[0] for _ in range(4)]
+    rest.clear()
+    pair[0].send(1, [torch.full((1 << 20,), 7.0)])
+    assert torch.equal(first, torch.zeros(1 << 20))
+    assert torch.equal(pair[1].take(0)[0], torch.full((1 << 20,), 7.0))
+    assert [float(pair[0].take(1)[0][0]) for _ in range(4)] == [0, 1, 2, 3]
+    if pair[0].links[1].near:
+        assert len(pair[0].pools[1].segments) == 4  # one of those that were given back served again
+
+
+def test_who_waits_hears_at_once_that_the_other_has_gone(pair: tuple[Wire, Wire]) -> None:
+    pair[0].close()
+    with pytest.raises(WireBroken, match="connection to peer 0"):
+        pair[1].take(0)
+    with pytest.raises(WireBroken, match="connection to peer 0"):
+        for _ in range(100):
+            pair[1].send(0, [torch.ones(1000)])
+
+
+def test_strangers_are_not_let_in() -> None:
+    one = Wire("127.0.0.1", bytes(32), 60.0)
+    other = Wire("127.0.0.1", bytes([1] * 32), 60.0)
+    stranger = other.door.knock(1, one.address, 60.0)
+    with pytest.raises(WireBroken, match="1 peers did not come"):
+        one.door.admit(1, 0.1)
+    with pytest.raises(WireBroken):
+        stranger.read(1)
+
+
+def test_figures_are_exchanged_exactly(pair: tuple[Wire, Wire]) -> None:
+    told = [{"0-1": 0.1 + 0.2, "stem": 1e-300}, {"1-2": float("inf")}]
+    with ThreadPoolExecutor() as pool:
+        heard = list(pool.map(lambda k: pair[k].exchange(told[k], [1 - k]), range(2)))
+    assert heard == [[told[1]], [told[0]]]
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -146,7 +203,10 @@ def test_killed_actors_leave_the_weights_as_they_were(local_ray: None) -> None:
             oracle.step(step, report=False)
             engine.step(step, report=False)
             if step in (15, 19):
-                engine.reports()  # a recovery point has time to arrive
+                engine.reports()
+                if engine.recovery.pending:  # a recovery point arrives
+                    refs = engine.recovery.pending[1]
+                    ray.wait(refs, num_returns=len(refs), timeout=900)
             if step in (9, 22):
                 os.kill(pids()[f"host-{step % 3}"], signal.SIGKILL)
         assert_same(engine.state(), oracle.state())

@@ -8,6 +8,7 @@ from treeprop_ray.config import opt
 
 BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "step": "step_local.run",
+    "hop": "hop.run",
     "span": "span.run",
     "tt": "tt.run",
     "tt_span": "tt_span.run",

@@ -14,7 +14,7 @@ import ray
 from matplotlib.figure import Figure
 
 from treeprop_ray.benchmarks import span_cff
-from treeprop_ray.benchmarks.emulated import HOSTS, Emulation
+from treeprop_ray.benchmarks.emulated import HOSTS, Emulation, local_ray
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree, ideal_span
@@ -77,7 +77,7 @@ class Strict:
 def run(bench: BenchSettings) -> None:
     """N = 8 .. 128, t = 5, 20, 50 ms."""
     rows = []
-    with Emulation() as emulation:
+    with local_ray(), Emulation() as emulation:
         hop = 1000 * bare_hop()
         for t in (0.005, 0.02, 0.05):
             for N in (8, 16, 32, 64, 128):

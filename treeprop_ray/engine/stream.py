@@ -13,6 +13,7 @@ whom. The order of sums is the schedule's, as with `store`.
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,11 +21,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 
 from treeprop_ray.core.rule import HeldOut, cut
 from treeprop_ray.engine.actors import HostActor, Role
 from treeprop_ray.engine.driver import Driver
+from treeprop_ray.engine.links import Address
 from treeprop_ray.engine.wire import Wire
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
 from treeprop_ray.hosts.base import StepReport
@@ -54,28 +55,34 @@ class Program:
 
 
 def programs(calls: Sequence[Call], hosts: int) -> list[Program]:
-    """What each host does in a pass of the schedule."""
-    home: dict[tuple[int, str], tuple[int, Key]] = {}  # tensor -> its sender and packet
-    takes: list[list[tuple[int, Key]]] = []
-    readers: dict[tuple[int, Key], list[int]] = {}
+    """What each host does in a pass of the schedule. A call sends each reader one packet, with the
+    tensors that this one reads; it is taken by the reader's first call that needs any of them."""
+    readers: dict[tuple[int, str], set[int]] = {}
     for call in calls:
-        wanted = dict.fromkeys(home[call.piece, name] for name in call.inputs)
-        takes.append(list(wanted))
-        for packet in wanted:
-            readers.setdefault(packet, []).append(call.host)
-        for names in call.packets:
-            key = (call.piece, names)
-            home.update({(call.piece, name): (call.host, key) for name in names})
+        for name in (name for op in call.ops for name in op.reads):
+            readers.setdefault((call.piece, name), set()).add(call.host)
+    under_way: dict[tuple[int, int, str], tuple[int, Key]] = {}  # (reader, piece, name) -> packet
     turns: list[list[Turn]] = [[] for _ in range(hosts)]
     arrivals: list[dict[int, list[Key]]] = [{} for _ in range(hosts)]
-    for call, wanted_here in zip(calls, takes, strict=True):
+    for call in calls:
+        takes: list[tuple[int, Key]] = []
+        for name in (name for op in call.ops for name in op.reads):
+            packet = under_way.get((call.host, call.piece, name))
+            if packet:
+                takes.append(packet)
+                for fellow in packet[1][1]:
+                    del under_way[call.host, call.piece, fellow]
+        by_reader: dict[int, list[str]] = {}
+        for name in call.outputs:
+            for reader in readers.get((call.piece, name), set()) - {call.host}:
+                by_reader.setdefault(reader, []).append(name)
         gives = []
-        for names in call.packets:
-            key = (call.piece, names)
-            for reader in sorted(readers.get((call.host, key), [])):
-                gives.append((reader, key))
-                arrivals[reader].setdefault(call.host, []).append(key)
-        turns[call.host].append(Turn(call, tuple(wanted_here), tuple(gives)))
+        for reader, names in sorted(by_reader.items()):
+            key = (call.piece, tuple(names))
+            under_way |= {(reader, call.piece, name): (call.host, key) for name in names}
+            gives.append((reader, key))
+            arrivals[reader].setdefault(call.host, []).append(key)
+        turns[call.host].append(Turn(call, tuple(takes), tuple(gives)))
     return [
         Program(tuple(mine), {host: tuple(keys) for host, keys in here.items()})
         for mine, here in zip(turns, arrivals, strict=True)
@@ -87,22 +94,25 @@ class StreamActor(HostActor):
 
     wire: Wire | None = None
 
-    def connect(
-        self, rank: int, world: int, store: tuple[str, int], session: int, patience: float
-    ) -> None:
-        """Join the others; connections of an earlier session are dropped."""
+    def open_door(self, token: bytes, patience: float) -> Address:
+        """Where others can reach this one; connections of an earlier session are dropped."""
         self.disconnect()
         self.broken = None
+        self.wire = Wire(ray.util.get_node_ip_address(), token, patience)
+        return self.wire.address
+
+    def connect(self, rank: int, addresses: Sequence[Address]) -> None:
+        """Join the others."""
+        assert self.wire is not None
+        everyone = set(range(len(addresses))) - {rank}
         talkers = {
             host
             for program in self.role.programs.values()
             for turn in program.turns
             for host, _ in (*turn.takes, *turn.gives)
         }
-        everyone = set(range(world)) - {rank}
         self.peers = sorted(everyone)
-        self.wire = Wire(rank, world, store, session, patience)
-        self.wire.listen(sorted(everyone if self.role.clip else talkers))
+        self.wire.join(rank, addresses, sorted(everyone if self.role.clip else talkers))
 
     def disconnect(self) -> None:
         """Leave the others, who hear of it if they wait for this one."""
@@ -163,11 +173,6 @@ class StreamDriver(Driver):
 
     def __init__(self, *words: Any, **more: Any) -> None:
         self.buffer: list[tuple[int, bool]] = []
-        self.session = 0
-        self.store = TCPStore(
-            address := ray.util.get_node_ip_address(), 0, is_master=True, wait_for_workers=False
-        )
-        self.address = (address, self.store.port)
         super().__init__(*words, **more)
 
     def actor_class(self) -> Any:
@@ -193,14 +198,10 @@ class StreamDriver(Driver):
         self._join()
 
     def _join(self) -> None:
-        self.session += 1
-        world = len(self.actors)
-        self._get(
-            [
-                actor.connect.remote(k, world, self.address, self.session, self.wave_timeout)
-                for k, actor in enumerate(self.actors)
-            ]
-        )
+        token = secrets.token_bytes(32)
+        doors = [actor.open_door.remote(token, self.wave_timeout) for actor in self.actors]
+        addresses = self._get(doors)
+        self._get([a.connect.remote(k, addresses) for k, a in enumerate(self.actors)])
 
     def lost(self) -> list[int]:
         """The hosts whose actors are dead or do not answer."""
@@ -257,3 +258,8 @@ class StreamDriver(Driver):
             except Exception:  # a dead actor: a loss, not a failure
                 continue
         return None
+
+
+def driver_class(transport: str) -> type[Driver]:
+    """The driver of a transport."""
+    return StreamDriver if transport == "stream" else Driver
