@@ -8,8 +8,10 @@ figures show what Ray and the driver add to the critical path, not what a GPU co
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,7 +31,14 @@ from treeprop_ray.schedule.ops import Call, Layout
 from treeprop_ray.schedule.placement import Plan
 
 HOSTS = 4
+SET_TIMER_SLACK = 29  # of prctl, in nanoseconds
 Price = Callable[[Call], float]  # seconds of a call
+
+
+def punctual() -> None:
+    """Have this thread woken up when it asked for; Linux may take 0.05 ms longer to save power."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_TIMER_SLACK, 1)
 
 
 class EmulatedHost:
@@ -42,6 +51,7 @@ class EmulatedHost:
     ) -> None:
         self.price, self.sleep = price, sleep
         self.tensor = torch.zeros(floats)
+        punctual()
 
     def run(self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]) -> Held:
         """Sleep, and hand on a tensor (of four bytes)."""

@@ -25,10 +25,10 @@ from treeprop_ray.schedule.placement import pack
 from treeprop_ray.schedule.tree import one_step
 
 
-def tree_calls(N: int) -> list[Call]:
+def tree_calls(N: int, hosts: int = HOSTS) -> list[Call]:
     """A TreeProp step of N blocks."""
     tree = Tree(N)
-    layout = replace(pack(tree, HOSTS), one_machine=True)
+    layout = replace(pack(tree, hosts), one_machine=True)
     # not gathered: a host stands for many devices, which wait for each other's levels
     return one_step(tree, Rule(objective="node_all_ce"), layout, True, gathered=False)
 
