@@ -10,6 +10,7 @@
     python -m treeprop_ray.bench faults                 # twenty killed actors
     python -m treeprop_ray.bench snapshots              # step time with and without recovery points
     python -m treeprop_ray.bench pipeline               # beside torch.distributed.pipelining
+    python -m treeprop_ray.bench pipeline_span          # the same with more stages, emulated
     python -m treeprop_ray.bench baselines              # table of finished MNIST runs
     python -m treeprop_ray.bench accounting             # work, memory and bytes of every method
     python -m treeprop_ray.bench vit                    # full-size cifar10_vit, time per step

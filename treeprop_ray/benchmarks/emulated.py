@@ -53,6 +53,9 @@ class EmulatedHost:
         self.tensor = torch.zeros(floats)
         punctual()
 
+    def begin(self, call: Call) -> None:
+        """Nothing was left for later."""
+
     def run(self, call: Call, piece: Piece, inputs: Mapping[str, Tensor | None]) -> Held:
         """Sleep, and hand on a tensor (of four bytes)."""
         seconds = self.price(call)
@@ -83,9 +86,14 @@ class Emulation:
     """Actors that play one schedule after the other; Ray must be running."""
 
     def __init__(
-        self, transport: str = "store", hosts: int = HOSTS, floats: int = 1, name: str = "span"
+        self,
+        transport: str = "store",
+        hosts: int = HOSTS,
+        floats: int = 1,
+        name: str = "span",
+        pieces: int = 1,
     ) -> None:
-        self.transport, self.hosts, self.floats = transport, hosts, floats
+        self.transport, self.hosts, self.floats, self.pieces = transport, hosts, floats, pieces
         self.name = f"{name}-{transport}"
         self.driver: Driver | None = None
         self.clock = itertools.count()
@@ -106,8 +114,8 @@ class Emulation:
                 about="emulated",
                 make_host=partial(EmulatedHost, price, floats=self.floats),
                 calls=tuple(c for c in calls if c.host == host),
-                total=1,
-                pieces=1,
+                total=self.pieces,
+                pieces=self.pieces,
                 direct=False,
             )
             for host, name in enumerate(names)

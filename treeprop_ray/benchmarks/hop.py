@@ -15,7 +15,7 @@ from treeprop_ray.reporting.tables import markdown, write_table
 from treeprop_ray.schedule.ops import Call, Op, interleave, make_calls
 
 SIZES = {"4 kB": 2**10, "1 MB": 2**18, "8 MB": 2**21}  # floats
-HOPS = 40  # of a step
+HOPS, STEPS = 40, 8  # of a step, of a timing
 BARE = {
     "bare gloo (ms)": bare.gloo,
     "wire alone (ms)": partial(bare.wire, True),
@@ -48,7 +48,7 @@ def row_of(size: str, floats: int, pairs: dict[str, bare.Pair], rounds: int) -> 
             emulation.play(to_and_fro(), free)
             work[name] = partial(hop_of, emulation)
         for name, pair in pairs.items():
-            work[name] = partial(pair.seconds, floats, HOPS)
+            work[name] = partial(pair.seconds, floats, STEPS * HOPS)
         for candidate in work.values():
             candidate()  # warm up
         seconds: dict[str, list[float]] = {name: [] for name in work}
@@ -75,15 +75,15 @@ def free(call: Call) -> float:
     return 0.0
 
 
-def hop_of(emulation: Emulation, steps: int = 4) -> float:
+def hop_of(emulation: Emulation) -> float:
     """Seconds of a hop: a step is nothing but hops, and what begins and ends it."""
-    return emulation.seconds(steps) / HOPS
+    return emulation.seconds(STEPS) / HOPS
 
 
 NOTES = [
-    f"Two actors hand a tensor to and fro, {HOPS} times in a step, four steps in a timing; their "
-    "calls do nothing else, so a hop is all that is between the end of a call and the start of the "
-    "next one, and the actors' own accounts. `bare gloo`: `torch.distributed` send and recv of the "
+    f"Two actors hand a tensor to and fro, {HOPS} times in a step, {STEPS} steps in a timing; their "
+    "calls do nothing else, so a hop is all between the end of a call and the start of the next "
+    "one, and the actors' own accounts. `bare gloo`: `torch.distributed` send and recv of the "
     "same tensor between two plain processes, into memory that is there already. `wire alone`: the "
     "wire of transport=stream between two such processes, with memory that both share and, as "
     "between machines, over TCP. All on one machine over loopback, timed in turn; medians.",

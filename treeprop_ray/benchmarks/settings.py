@@ -15,6 +15,7 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "faults": "faults.run",
     "snapshots": "faults.run_snapshots",
     "pipeline": "pipeline.run",
+    "pipeline_span": "pipeline_span.run",
     "baselines": "baselines_mnist.run",
     "accounting": "accounting.run",
     "vit": "vit.run",

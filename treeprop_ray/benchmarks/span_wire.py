@@ -45,7 +45,7 @@ def run(bench: BenchSettings) -> None:
     notes = [
         *NOTES,
         "",
-        f"{bench.hosts} actors for each transport on this machine's cores. A bare hop of four bytes "
+        f"{bench.hosts} actors for each transport on this machine. A bare hop of four bytes "
         f"between two plain processes took {1000 * gloo:.3f} ms with gloo in this run, and "
         f"{1000 * wire:.3f} ms with the wire of transport=stream.",
     ]
@@ -87,11 +87,11 @@ def row_of(
 
 NOTES = [
     "**Emulated**: a block application is a sleep of t, a node's forward is one unit and its "
-    "backward one, tensors are four bytes; driver, schedule, actors, packets and the order of calls "
-    "are real. `ideal step`: 2 D units and nothing else; `reaches`: the ideal step over the measured "
-    "one, so every hop, call and account of an actor counts against it (a chain that pays no hops "
-    "is 2 N units: its speed-up is N / D times that share). `bare hops`: 2 D units and 2 D - 1 hops "
-    "as long as a bare send and recv of gloo.",
+    "backward one, tensors are four bytes; driver, schedule, actors, packets and the order of "
+    "calls are real. `ideal step`: 2 D units and nothing else; `reaches`: the ideal step over the "
+    "measured one, so every hop, call and account of an actor counts against it (a chain that pays "
+    "no hops is 2 N units: the speed-up over it is N / D times that share). `bare hops`: 2 D units "
+    "and 2 D - 1 hops as long as a bare send and recv of gloo.",
     "",
     f"Steps are submitted ahead, {STEPS} in a timing, the transports in turn; medians. `speed-up`: "
     "over a chain of actors by the same transport, in which neighbours never share an actor.",

@@ -28,6 +28,7 @@ class HostLike(Protocol):
 
     at: str
 
+    def begin(self, call: Call) -> None: ...
     def run(self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]) -> Held: ...
     def report(self, step: int, norms: bool) -> StepReport: ...
     def apply(self, step: int, square_norms: Sequence[Norms] | None) -> None: ...
@@ -106,6 +107,17 @@ class HostActor:
             return transport.pack_direct(out)
         packed = transport.pack(out, call.packets)
         return packed if len(packed) > 1 else (packed[0] if packed else None)
+
+    def prepare(self, call: Call, at: int | HeldOut) -> None:
+        """What a call begins with and needs no inputs for."""
+        begin = time.time()
+        try:
+            self.host.begin(call)
+        except Exception as e:
+            self.broken = told_at(f"actor {self.role.name}, step {at}", e)
+            raise self.broken from e
+        if isinstance(at, int):
+            self.busy += time.time() - begin
 
     def work(
         self, call: Call, piece: Piece, at: int | HeldOut, inputs: dict[str, Tensor | None]

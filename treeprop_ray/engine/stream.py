@@ -148,6 +148,8 @@ class StreamActor(HostActor):
         order = {host: iter(keys) for host, keys in program.arrivals.items()}
         for turn in program.turns:
             inputs: dict[str, Tensor | None] = {}
+            if turn.takes:  # what the call would begin with is done while its packets travel
+                self.prepare(turn.call, at)
             for host, key in turn.takes:
                 while (host, key) not in arrived:
                     arrived[host, next(order[host])] = wire.take(host)
