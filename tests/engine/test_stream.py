@@ -14,17 +14,19 @@ import torch
 from conftest import engine_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import TCPStore
 
 from treeprop_ray import config, data
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.engine import runtime
-from treeprop_ray.engine.links import WireBroken
-from treeprop_ray.engine.stream import programs
+from treeprop_ray.engine.direct import Direct, partners
+from treeprop_ray.engine.links import Address, WireBroken
 from treeprop_ray.engine.wire import KINDS, SMALL, Wire
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.schedule.placement import lines
 from treeprop_ray.schedule.placement import pack as packed
+from treeprop_ray.schedule.programs import programs
 from treeprop_ray.schedule.tree import one_step
 
 BASE = ["model.blocks=5", "model.hidden=8", "batch=32", "model.activation=tanh", "sigma=0.05",
@@ -121,6 +123,35 @@ def test_who_waits_hears_at_once_that_the_other_has_gone(pair: tuple[Wire, Wire]
             pair[1].send(0, [torch.ones(1000)])
 
 
+def test_tensors_of_a_device_go_beside_the_links(pair: tuple[Wire, Wire]) -> None:
+    """The way of nccl, with gloo in its place and the CPU as the device."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting, cpu = ("127.0.0.1", store.port), torch.device("cpu")
+
+    def end_of(rank: int) -> Direct:
+        direct = Direct("gloo", rank, 2, meeting, "test", 60.0, cpu)
+        direct.greet([1 - rank])
+        return direct
+
+    with ThreadPoolExecutor() as pool:
+        pair[0].direct, pair[1].direct = pool.map(end_of, range(2))
+    sent = [torch.randn(3, 4).T, None, torch.arange(5), torch.empty(0, 2), torch.ones(())]
+    for rank in (0, 1, 0):  # both ways, and more than one packet under way
+        pair[rank].send(1 - rank, sent)
+    pair[0].send(1, [None])  # nothing to send beside
+    for rank in (1, 0, 1):
+        for a, b in zip(pair[rank].take(1 - rank), sent, strict=True):
+            assert (a is None and b is None) or torch.equal(a, b)
+    assert pair[1].take(0) == [None]
+
+
+def test_processes_that_share_a_gpu_or_have_none_are_no_partners() -> None:
+    addresses = [Address("", "", "", 0, gpu) for gpu in ("a", "b", "", "a")]
+    assert partners(0, addresses, [1, 2, 3]) == [1]
+    assert partners(1, addresses, [0, 2, 3]) == [0, 3]
+    assert partners(2, addresses, [0, 1, 3]) == []
+
+
 def test_strangers_are_not_let_in() -> None:
     one = Wire("127.0.0.1", bytes(32), 60.0)
     other = Wire("127.0.0.1", bytes([1] * 32), 60.0)
@@ -180,6 +211,29 @@ def test_actors_that_stream_are_bitwise_the_local_engine(
             one.step(21, report=True)
         assert_same(engine.state(), oracle.state())
         assert len(engine.spans()) > 0
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("short", [1e9, 0.0], ids=["stream", "store"])
+def test_auto_chooses_by_the_time_of_calls(
+    local_ray: None, monkeypatch: pytest.MonkeyPatch, short: float
+) -> None:
+    monkeypatch.setattr("treeprop_ray.engine.stream.SHORT", short)
+    words = [*BASE, "transport=auto", "clip=0.05"]
+    samples = data.load(config.load(words))
+    oracle = engine_of(config.load(words), samples, 40)
+    engine = engine_of(
+        config.load([*words, "engine=ray", "placement=packed", "hosts=2"]), samples, 40
+    )
+    try:
+        for step in range(9):
+            for one in (oracle, engine):
+                one.step(step, report=step == 8)
+        assert engine.driver.streams is (short > 0)
+        assert (engine.driver.calls_per_step == 1) is (short > 0)
+        assert engine.probe(1, 1) == pytest.approx(oracle.probe(1, 1), rel=1e-9)
+        assert_same(engine.state(), oracle.state())
     finally:
         engine.close()
 

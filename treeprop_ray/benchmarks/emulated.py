@@ -116,16 +116,13 @@ class Emulation:
                 calls=tuple(c for c in calls if c.host == host),
                 total=self.pieces,
                 pieces=self.pieces,
-                direct=False,
             )
             for host, name in enumerate(names)
         ]
         if self.driver is None:
             plan = Plan(Layout({}), names, 0.01, 0.0)
             kind = driver_class(self.transport)
-            self.driver = kind(
-                plan, roles, calls, clip=False, in_flight=2, transport=self.transport
-            )
+            self.driver = kind(plan, roles, calls, clip=False, in_flight=2)
         else:
             self.driver.become(roles, calls)
         return self.driver

@@ -1,9 +1,9 @@
 """bench faults: kill -9 of actors at random moments; bench snapshots: what recovery points cost.
 
 faults: twenty kills over two runs of each transport, an actor per node and packed actors: how long
-a kill holds the
-run up, how many steps are replayed, and whether the weights are those of a run in one process that
-nobody disturbed. snapshots: the time of a step with and without recovery points, in turn.
+a kill holds the run up, how many steps are replayed, and whether the weights are those of a run in
+one process that nobody disturbed. snapshots: the time of a step with and without recovery points,
+in turn.
 """
 
 from __future__ import annotations

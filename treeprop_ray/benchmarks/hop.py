@@ -81,10 +81,10 @@ def hop_of(emulation: Emulation) -> float:
 
 
 NOTES = [
-    f"Two actors hand a tensor to and fro, {HOPS} times in a step, {STEPS} steps in a timing; their "
-    "calls do nothing else, so a hop is all between the end of a call and the start of the next "
-    "one, and the actors' own accounts. `bare gloo`: `torch.distributed` send and recv of the "
-    "same tensor between two plain processes, into memory that is there already. `wire alone`: the "
-    "wire of transport=stream between two such processes, with memory that both share and, as "
-    "between machines, over TCP. All on one machine over loopback, timed in turn; medians.",
+    f"Two actors hand a tensor to and fro, {HOPS} times in a step, {STEPS} steps in a timing; "
+    "their calls do nothing else, so a hop is all between the end of a call and the start of the "
+    "next one, and the actors' own accounts. `bare gloo`: `torch.distributed` send and recv of "
+    "the same tensor between two plain processes, into memory that is there already. `wire "
+    "alone`: the wire of transport=stream between two such processes, with memory that both share "
+    "and, as between machines, over TCP. All on one machine over loopback, timed in turn; medians.",
 ]

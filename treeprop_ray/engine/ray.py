@@ -75,7 +75,6 @@ class RayEngine(Engine):
                     calls=mine + more,
                     total=job.places,
                     pieces=settings.pieces,
-                    direct=settings.transport not in ("store", "stream"),
                     threads=settings.threads,
                     keep_spans=(len(mine) + 2) * settings.timeline_steps,
                 )
@@ -87,7 +86,6 @@ class RayEngine(Engine):
             calls,
             clip=job.optimizer.exchanges,
             in_flight=settings.in_flight,
-            transport=settings.transport,
             wave_timeout=settings.wave_timeout,
             probes=probes,
         )

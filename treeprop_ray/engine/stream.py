@@ -14,79 +14,31 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayTaskError
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from treeprop_ray.core.rule import HeldOut, cut
 from treeprop_ray.engine.actors import HostActor, Role
+from treeprop_ray.engine.direct import Direct, Rendezvous, gpu_of, partners
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.links import Address
 from treeprop_ray.engine.wire import Wire
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
-from treeprop_ray.hosts.base import StepReport
+from treeprop_ray.hosts.base import Host, StepReport
 from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.programs import Key, programs
 
 CHUNK = 8  # steps in one call of the driver
+TRIAL = 4  # steps after which transport=auto chooses
+SHORT = 0.1  # seconds of a call below which it chooses stream: a wave by store costs 2 to 6 ms more
 STEP = "tree"  # the name of a training step among the passes
-
-Key = tuple[int, tuple[str, ...]]  # piece and names of a packet
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A call of a host: what it takes from others before, and gives to others after."""
-
-    call: Call
-    takes: tuple[tuple[int, Key], ...]  # (host, packet)
-    gives: tuple[tuple[int, Key], ...]
-
-
-@dataclass(frozen=True)
-class Program:
-    """A host's turns in one pass, and the order in which packets of each other host arrive."""
-
-    turns: tuple[Turn, ...]
-    arrivals: Mapping[int, tuple[Key, ...]]
-
-
-def programs(calls: Sequence[Call], hosts: int) -> list[Program]:
-    """What each host does in a pass of the schedule. A call sends each reader one packet, with the
-    tensors that this one reads; it is taken by the reader's first call that needs any of them."""
-    readers: dict[tuple[int, str], set[int]] = {}
-    for call in calls:
-        for name in (name for op in call.ops for name in op.reads):
-            readers.setdefault((call.piece, name), set()).add(call.host)
-    under_way: dict[tuple[int, int, str], tuple[int, Key]] = {}  # (reader, piece, name) -> packet
-    turns: list[list[Turn]] = [[] for _ in range(hosts)]
-    arrivals: list[dict[int, list[Key]]] = [{} for _ in range(hosts)]
-    for call in calls:
-        takes: list[tuple[int, Key]] = []
-        for name in (name for op in call.ops for name in op.reads):
-            packet = under_way.get((call.host, call.piece, name))
-            if packet:
-                takes.append(packet)
-                for fellow in packet[1][1]:
-                    del under_way[call.host, call.piece, fellow]
-        by_reader: dict[int, list[str]] = {}
-        for name in call.outputs:
-            for reader in readers.get((call.piece, name), set()) - {call.host}:
-                by_reader.setdefault(reader, []).append(name)
-        gives = []
-        for reader, names in sorted(by_reader.items()):
-            key = (call.piece, tuple(names))
-            under_way |= {(reader, call.piece, name): (call.host, key) for name in names}
-            gives.append((reader, key))
-            arrivals[reader].setdefault(call.host, []).append(key)
-        turns[call.host].append(Turn(call, tuple(takes), tuple(gives)))
-    return [
-        Program(tuple(mine), {host: tuple(keys) for host, keys in here.items()})
-        for mine, here in zip(turns, arrivals, strict=True)
-    ]
 
 
 class StreamActor(HostActor):
@@ -99,10 +51,16 @@ class StreamActor(HostActor):
         self.disconnect()
         self.broken = None
         self.wire = Wire(ray.util.get_node_ip_address(), token, patience)
-        return self.wire.address
+        return replace(self.wire.address, gpu=gpu_of(self._device))
 
-    def connect(self, rank: int, addresses: Sequence[Address]) -> None:
-        """Join the others."""
+    @property
+    def _device(self) -> torch.device:
+        return self.host.device if isinstance(self.host, Host) else torch.device("cpu")
+
+    def connect(
+        self, rank: int, addresses: Sequence[Address], meeting: Rendezvous | None, session: str
+    ) -> None:
+        """Join the others; `meeting`: where those with GPUs find each other."""
         assert self.wire is not None
         everyone = set(range(len(addresses))) - {rank}
         talkers = {
@@ -112,7 +70,13 @@ class StreamActor(HostActor):
             for host, _ in (*turn.takes, *turn.gives)
         }
         self.peers = sorted(everyone)
-        self.wire.join(rank, addresses, sorted(everyone if self.role.clip else talkers))
+        peers = sorted(everyone if self.role.clip else talkers)
+        self.wire.join(rank, addresses, peers)
+        if meeting and addresses[rank].gpu:
+            self.wire.direct = Direct(
+                "nccl", rank, len(addresses), meeting, session, self.wire.patience, self._device
+            )
+            self.wire.direct.greet(partners(rank, addresses, sorted(talkers)))
 
     def disconnect(self) -> None:
         """Leave the others, who hear of it if they wait for this one."""
@@ -175,6 +139,7 @@ class StreamDriver(Driver):
 
     def __init__(self, *words: Any, **more: Any) -> None:
         self.buffer: list[tuple[int, bool]] = []
+        self.store: TCPStore | None = None  # where GPUs meet
         super().__init__(*words, **more)
 
     def actor_class(self) -> Any:
@@ -203,7 +168,17 @@ class StreamDriver(Driver):
         token = secrets.token_bytes(32)
         doors = [actor.open_door.remote(token, self.wave_timeout) for actor in self.actors]
         addresses = self._get(doors)
-        self._get([a.connect.remote(k, addresses) for k, a in enumerate(self.actors)])
+        if self.plan.gpus and self.store is None:
+            host = ray.util.get_node_ip_address()
+            self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        meeting = (self.store.host, self.store.port) if self.store else None
+        session = token.hex()[:8]  # a name; the token itself stays secret
+        self._get(
+            [
+                actor.connect.remote(rank, addresses, meeting, session)
+                for rank, actor in enumerate(self.actors)
+            ]
+        )
 
     def lost(self) -> list[int]:
         """The hosts whose actors are dead or do not answer."""
@@ -262,6 +237,45 @@ class StreamDriver(Driver):
         return None
 
 
+class AutoDriver(StreamDriver):
+    """Sends the first steps wave by wave, then chooses by how long the actors' calls take."""
+
+    def __init__(self, *words: Any, **more: Any) -> None:
+        self.streams: bool | None = None  # not yet known
+        self.tried = 0
+        super().__init__(*words, **more)
+
+    def _join(self) -> None:
+        if self.streams:
+            super()._join()
+
+    def step(self, step: int, report: bool) -> None:
+        """A step by the transport that was chosen; after a few, choose one."""
+        if self.streams:
+            super().step(step, report)
+            return
+        Driver.step(self, step, report)
+        self.tried += 1
+        if self.streams is None and self.tried >= TRIAL:
+            self.wait()
+            pace = max(self._get([actor.pace.remote() for actor in self.actors]))
+            self.streams = pace < SHORT
+            self._join()
+
+    def probe(self, name: str, at: HeldOut) -> None:
+        """A pass of the probe by the transport that was chosen."""
+        if self.streams:
+            super().probe(name, at)
+        else:
+            Driver.probe(self, name, at)
+
+    @property
+    def calls_per_step(self) -> int:
+        """Remote calls of the driver for one step, rounded up."""
+        waves = len(self.calls) + len(self.actors) * (2 if self.clip else 1)
+        return super().calls_per_step if self.streams else waves
+
+
 def driver_class(transport: str) -> type[Driver]:
     """The driver of a transport."""
-    return StreamDriver if transport == "stream" else Driver
+    return {"store": Driver, "stream": StreamDriver, "auto": AutoDriver}[transport]

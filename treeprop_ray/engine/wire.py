@@ -6,7 +6,8 @@ Connections are made once (links.py). Who sends what to whom in which order is k
     front     lengths of form and body, where the body is
     form      for each tensor: kind, dimensions; the same at every step, so it is read once
     body      the tensors, each at a multiple of 64 bytes: behind the form, or, where it is large
-              and the peer on the same machine, in memory that both share (shared.py)
+              and the peer on the same machine, in memory that both share (shared.py); tensors of
+              two GPUs go from device to device (direct.py)
 
 A peer that dies closes its connections: whoever waits for it gets `WireBroken` at once.
 """
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from treeprop_ray.engine.direct import Direct
 from treeprop_ray.engine.links import Address, Door, Link, WireBroken
 from treeprop_ray.engine.shared import START, Pool, Segment
 from treeprop_ray.errors import first_line
@@ -29,7 +31,7 @@ from treeprop_ray.errors import first_line
 SMALL = 1 << 15  # bytes up to which a socket is faster than shared memory
 ALIGNED = 64  # as torch's own tensors are: products may be rounded otherwise elsewhere
 FRONT = struct.Struct("<IiIQ")  # bytes of the form, segment (or one of these), new, bytes of body
-BEHIND = -1
+BEHIND, BESIDE = -1, -2  # the body is behind the form, or goes from device to device
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
          torch.uint8, torch.bool, torch.int16]  # fmt: skip
 
@@ -65,6 +67,7 @@ class Wire:
         self.segments: dict[int, list[Segment]] = {}  # of the peers
         self.forms: dict[Key, Form] = {}
         self.known: dict[bytes, Form] = {}
+        self.direct: Direct | None = None  # for peers with GPUs
 
     @property
     def address(self) -> Address:
@@ -85,6 +88,15 @@ class Wire:
         """Hand tensors over; does not wait until they have arrived."""
         link = self.links[peer]
         form = self._form_of(tensors)
+        try:
+            if self.direct and self._goes_beside(peer, tensors):
+                link.send([FRONT.pack(len(form.text), BESIDE, 0, 0) + form.text])
+                for t in tensors:
+                    if t is not None and t.numel():
+                        self.direct.send(peer, t.detach().to(self.direct.device).contiguous())
+                return
+        except WireBroken as e:
+            raise WireBroken(f"connection to peer {peer}: {first_line(e)}") from e
         ready = [None if t is None else t.detach().cpu().contiguous() for t in tensors]
         try:
             if form.size <= SMALL or not link.near:
@@ -110,6 +122,8 @@ class Wire:
             length, where, new, size = FRONT.unpack(link.read(FRONT.size))
             text = bytes(link.read(length))
             form = self.known.get(text) or self.known.setdefault(text, parsed(text))
+            if where == BESIDE:
+                return self._from_beside(peer, form)
             if where == BEHIND:
                 body = torch.empty(size, dtype=torch.uint8)
                 link.fill(body.numpy().data)
@@ -126,6 +140,24 @@ class Wire:
             for part in form.parts
         ]
 
+    def _goes_beside(self, peer: int, tensors: Sequence[Tensor | None]) -> bool:
+        """Whether a packet goes from device to device: something of it is there already."""
+        assert self.direct is not None
+        kind = self.direct.device.type
+        there = any(t is not None and t.numel() and t.device.type == kind for t in tensors)
+        return there and peer in self.direct.partners
+
+    def _from_beside(self, peer: int, form: Form) -> list[Tensor | None]:
+        assert self.direct is not None
+        out: list[Tensor | None] = []
+        for part in form.parts:
+            if part is None:
+                out.append(None)
+                continue
+            target = torch.empty(part.shape, dtype=part.kind, device=self.direct.device)
+            out.append(self.direct.receive(peer, target) if target.numel() else target)
+        return out
+
     def exchange(self, value: Mapping[str, float], peers: Sequence[int]) -> list[dict[str, float]]:
         """Give some figures to all peers and take theirs, in the order of `peers`."""
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -137,6 +169,8 @@ class Wire:
     def close(self) -> None:
         """Drop all connections; peers that wait for this process hear of it."""
         self.door.close()
+        if self.direct:
+            self.direct.close()
         for link in self.links.values():
             link.close()
         self.pools.clear()
