@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
+from treeprop_ray.benchmarks.emulated import punctual
 from treeprop_ray.engine.wire import Wire
 
 PATIENCE = 600.0  # seconds
@@ -62,19 +63,22 @@ def wire(shares: bool, rank: int, pipe: Any) -> Callable[[Tensor], tuple[Send, R
 def serve(make: Any, rank: int, beside: Any, pipe: Any) -> None:
     """The life of one of the two: `floats` and how many hops, until there is nothing to do."""
     torch.set_num_threads(1)
+    punctual()
     ends = make(rank, beside)
     pipe.send("ready")
     while (asked := pipe.recv()) is not None:
-        floats, hops = asked
+        floats, hops, pause = asked
         tensor = torch.zeros(floats)
         send, receive = ends(tensor)
         began = time.perf_counter()
         for hop in range(hops):
             if hop % 2 == rank:
+                if pause > 0:
+                    time.sleep(pause)
                 send(tensor)
             else:
                 receive()
-        pipe.send((time.perf_counter() - began) / hops)
+        pipe.send((time.perf_counter() - began) / hops - pause)
 
 
 class Pair:
@@ -95,10 +99,10 @@ class Pair:
         for pipe in self.pipes:
             pipe.recv()
 
-    def seconds(self, floats: int, hops: int) -> float:
-        """Seconds of a hop of so many floats."""
+    def seconds(self, floats: int, hops: int, pause: float = 0.0) -> float:
+        """Seconds of a hop of so many floats, beyond a pause of the sender before it."""
         for pipe in self.pipes:
-            pipe.send((floats, hops))
+            pipe.send((floats, hops, pause))
         return max(float(pipe.recv()) for pipe in self.pipes)
 
     def close(self) -> None:

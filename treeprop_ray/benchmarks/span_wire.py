@@ -24,7 +24,7 @@ from treeprop_ray.schedule.ops import Call
 SIZES = (8, 16, 32, 64)
 TIMES = (1, 2, 5, 20)  # ms of a block
 TRANSPORTS = ("store", "stream")
-STEPS = 8  # submitted ahead, of one timing
+STEPS = 16  # submitted ahead, of one timing
 
 
 def run(bench: BenchSettings) -> None:
@@ -35,21 +35,31 @@ def run(bench: BenchSettings) -> None:
         pairs = [bare.Pair(make) for make in (bare.gloo, partial(bare.wire, True))]
         for pair in pairs:
             stack.callback(pair.close)
-        gloo, wire = (statistics.median(p.seconds(1, 200) for _ in range(9)) for p in pairs)
+        hops: dict[float, tuple[float, float]] = {}
         players = {name: stack.enter_context(Emulation(name, bench.hosts)) for name in TRANSPORTS}
         for t in TIMES:
+            hops[t] = gloo, _ = paused(pairs[0], t), paused(pairs[1], t)
             for N in SIZES:
                 rows.append(row_of(players, N, t, gloo, bench.rounds))
                 print(markdown(rows[-1:]).splitlines()[-1], flush=True)
     name = "bench_span_stream" + ("" if bench.hosts == 4 else f"_{bench.hosts}")
+    told = "; ".join(
+        f"{t:g} ms: {1000 * gloo:.2f} and {1000 * wire:.2f} ms" for t, (gloo, wire) in hops.items()
+    )
     notes = [
         *NOTES,
         "",
-        f"{bench.hosts} actors for each transport on this machine. A bare hop of four bytes "
-        f"between two plain processes took {1000 * gloo:.3f} ms with gloo in this run, and "
-        f"{1000 * wire:.3f} ms with the wire of transport=stream.",
+        f"{bench.hosts} actors for each transport on this machine. Bare hops of four bytes between "
+        "two plain processes, each of which sleeps before it sends, beyond the sleep, by gloo and "
+        f"by the wire of transport=stream. {told}. Who has slept long wakes up late, so they are "
+        "the longer the longer the sleep is.",
     ]
     print(write_table(bench.out, name, "Span of short blocks, by transport", rows, notes))
+
+
+def paused(pair: bare.Pair, t: float) -> float:
+    """Seconds of a bare hop of four bytes after a sleep of t ms."""
+    return statistics.median(pair.seconds(1, 40, t / 1000) for _ in range(5))
 
 
 def far_chain(stages: int, hosts: int) -> list[Call]:
@@ -91,7 +101,7 @@ NOTES = [
     "calls are real. `ideal step`: 2 D units and nothing else; `reaches`: the ideal step over the "
     "measured one, so every hop, call and account of an actor counts against it (a chain that pays "
     "no hops is 2 N units: the speed-up over it is N / D times that share). `bare hops`: 2 D units "
-    "and 2 D - 1 hops as long as a bare send and recv of gloo.",
+    "and 2 D - 1 hops as long as a bare send and recv of gloo after a sleep of t.",
     "",
     f"Steps are submitted ahead, {STEPS} in a timing, the transports in turn; medians. `speed-up`: "
     "over a chain of actors by the same transport, in which neighbours never share an actor.",
