@@ -91,9 +91,11 @@ class Machines:
     )
     transport: str = opt(
         "store",
-        "how tensors travel: object store; stream: from actor to actor, which run their calls "
-        "without the driver; or Ray Direct Transport (alpha in Ray)",
-        choices=["store", "stream", "gloo", "nccl", "nixl"],
+        "how tensors travel: by the object store and a call of the driver for every wave; stream: "
+        "from actor to actor, which run their calls without the driver; auto: stream where the "
+        "first steps show short calls",
+        choices=["store", "stream", "auto"],
+        gone=dict.fromkeys(("gloo", "nccl", "nixl"), "Ray Direct Transport; use stream"),
         resumable=True,
     )
     in_flight: int = opt(2, "steps the driver submits ahead", low=1, high=64, resumable=True)

@@ -18,7 +18,7 @@ from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.base import Engine, Span
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.recovery import Recovery
-from treeprop_ray.engine.stream import StreamDriver
+from treeprop_ray.engine.stream import driver_class
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.hosts.base import State, StepReport
 from treeprop_ray.methods import Job
@@ -75,20 +75,17 @@ class RayEngine(Engine):
                     calls=mine + more,
                     total=job.places,
                     pieces=settings.pieces,
-                    direct=settings.transport not in ("store", "stream"),
                     threads=settings.threads,
                     keep_spans=(len(mine) + 2) * settings.timeline_steps,
                 )
             )
         self.plan = plan
-        kind = StreamDriver if settings.transport == "stream" else Driver
-        self.driver = kind(
+        self.driver = driver_class(settings.transport)(
             plan,
             roles,
             calls,
             clip=job.optimizer.exchanges,
             in_flight=settings.in_flight,
-            transport=settings.transport,
             wave_timeout=settings.wave_timeout,
             others=others,
             pass_at=job.pass_at,
