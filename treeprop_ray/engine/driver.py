@@ -64,11 +64,12 @@ class Driver:
         transport: str,
         wave_timeout: float = 600.0,
         probes: Mapping[str, Sequence[Call]] | None = None,
+        shards: bool = False,
     ) -> None:
         """`probes`: calls outside the step, by name; a role lists them after its step's calls."""
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
-        self.probes = probes or {}
+        self.probes, self.shards = probes or {}, shards
         self.transport, self.direct = transport, transport not in ("store", "stream")
         self.group: PlacementGroup | None = None
         self.owns_group, self.first_bundle = True, 0
@@ -224,23 +225,61 @@ class Driver:
         tail = self.submit(self.bound, step)
         if self.direct:
             tail = [None] * len(self.actors)  # a direct tensor must not be passed on needlessly
+        sums = self._sums(step, tail)
         # a host whose last call failed must not step its optimizer: `tail` makes it wait and fail
         if self.clip:
-            reports = [a.report.remote(step, True) for a in self.actors]
+            pairs = zip(self.actors, sums, strict=True)
+            reports = [a.report.remote(step, True, *s) for a, s in pairs]
             done = [
-                a.apply.remote(step, tail[i], *reports[:i], *reports[i + 1 :])
+                a.apply.remote(step, tail[i], *(reports[j] for j in self._fellows(i) if j != i))
                 for i, a in enumerate(self.actors)
             ]
-            self.flight.append([*reports, *done])
         else:
-            pairs = zip(self.actors, tail, strict=True)
-            self.flight.append([a.finish.remote(step, report, t) for a, t in pairs])
+            returns = 2 if self.shards else 1
+            ends = zip(self.actors, tail, sums, strict=True)
+            reports = [
+                a.finish.options(num_returns=returns).remote(step, report, t, *s)
+                for a, t, s in ends
+            ]
+            done = []
+            if self.shards:
+                reports, done = map(list, zip(*reports, strict=True))
+        if self.shards:
+            pairs = zip(self.actors, self._of_twins(done), strict=True)
+            done = [a.renew.remote(step, *weights) for a, weights in pairs]
+        self.flight.append([*reports, *done])
         while len(self.flight) > self.in_flight:
             self._land()
 
+    def _fellows(self, index: int) -> range:
+        """The hosts of an actor's copy."""
+        hosts = len(self.plan.names)
+        return range(first := index - index % hosts, first + hosts)
+
+    def _of_twins(self, made: Sequence[Any]) -> list[list[Any]]:
+        """For each actor what the other copies of its host have made."""
+        hosts, count = len(self.plan.names), len(self.actors)
+        return [[made[j] for j in range(i % hosts, count, hosts) if j != i] for i in range(count)]
+
+    def _sums(self, step: int, tail: Sequence[Any]) -> list[list[Any]]:
+        """With copies: have them add up their gradients; for each actor what it gets of others."""
+        copies, hosts = self.plan.copies, len(self.plan.names)
+        if copies == 1:
+            return [[] for _ in self.actors]
+        given = [
+            a.hand_out.options(num_returns=copies).remote(step, t)
+            for a, t in zip(self.actors, tail, strict=True)
+        ]
+        added = [
+            a.add_up.remote(step, *(packets[i // hosts] for packets in mine))
+            for i, (a, mine) in enumerate(zip(self.actors, self._of_twins(given), strict=True))
+        ]
+        return self._of_twins(added)
+
     def _land(self) -> None:
         results = self._get(self.flight.popleft())
-        self.last = [r for r in results if isinstance(r, StepReport)]
+        reports = [r for r in results if isinstance(r, StepReport)]
+        self.last = reports[: len(self.plan.names)]  # the copies' are the same
         self._gauges.landed(len(self.flight))
 
     def flush(self) -> None:
@@ -300,7 +339,7 @@ class Driver:
 
     def probe(self, name: str, at: HeldOut) -> None:
         """Run the calls of the step ("tree") or of a pass of the probe; waits for them."""
-        self.submit(self.bound if name == "tree" else self.bound_probes[name], at)
+        self.submit(self.bound_probes.get(name, self.bound), at)
         self._get([actor.settled.remote() for actor in self.actors])
 
     def get(self, refs: Sequence[Any]) -> list[Any]:

@@ -22,6 +22,7 @@ from treeprop_ray.engine.stream import StreamDriver
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.hosts.base import State, StepReport
 from treeprop_ray.methods import Job
+from treeprop_ray.schedule.copies import Copy, copied
 from treeprop_ray.schedule.placement import Plan
 
 Answer = TypeVar("Answer")
@@ -62,22 +63,28 @@ class RayEngine(Engine):
         """Make the actors of a plan."""
         self._check_tasks(plan)
         job, method, settings = self.job, self.method, self.job.settings
-        calls, probes = method.calls(job, plan), method.probe_calls(job, plan)
+        every, probes = method.calls(job, plan), method.probe_calls(job, plan)
+        hosts, shards = len(plan.names), settings.shard_optimizer
+        calls = copied(every, hosts, plan.copies, settings.pieces)
+        if plan.copies > 1 and probes:
+            probes = {"tree": every, **probes}  # the probe runs on the first copy
         roles = []
-        for index, name in enumerate(plan.names):
+        for index, name in enumerate(plan.actors):
+            copy = Copy(index // hosts, plan.copies, settings.reduce == "exact", shards)
             mine = tuple(call for call in calls if call.host == index)
             more = tuple(c for passes in probes.values() for c in passes if c.host == index)
             roles.append(
                 Role(
                     name=name,
-                    about=method.about(settings, plan, job.tree, index),
-                    make_host=partial(method.host, job, plan, index),
+                    about=method.about(settings, plan, job.tree, index % hosts),
+                    make_host=partial(method.host, replace(job, copy=copy), plan, index % hosts),
                     calls=mine + more,
                     total=job.places,
                     pieces=settings.pieces,
                     direct=settings.transport not in ("store", "stream"),
                     threads=settings.threads,
-                    keep_spans=(len(mine) + 2) * settings.timeline_steps,
+                    keep_spans=(len(mine) + 2 + 3 * (plan.copies > 1)) * settings.timeline_steps,
+                    shards=shards,
                 )
             )
         self.plan = plan
@@ -91,6 +98,7 @@ class RayEngine(Engine):
             transport=settings.transport,
             wave_timeout=settings.wave_timeout,
             probes=probes,
+            shards=shards,
         )
 
     def _check_tasks(self, plan: Plan) -> None:
@@ -99,7 +107,7 @@ class RayEngine(Engine):
         taken = sum(bundle.get("CPU", 0.0) for bundle in plan.bundles)
         if self.job.runs_tasks and cpus - taken < 1:
             raise UserError(
-                f"cpus_per_actor={plan.cpus:g}: {len(plan.names)} actors take {taken:g} of "
+                f"cpus_per_actor={plan.cpus:g}: {len(plan.actors)} actors take {taken:g} of "
                 f"{cpus:g} CPUs; Ray Data needs at least 1 for its tasks, so use less"
             )
 

@@ -135,7 +135,7 @@ class Recovery:
             except PlacementBusy as e:  # a machine that has just died may still be counted
                 busy = e
                 continue
-            print(f"continuing on {len(plan.names)} actors", file=sys.stderr, flush=True)
+            print(f"continuing on {len(plan.actors)} actors", file=sys.stderr, flush=True)
             return
         raise TrainingError(f"no place for the actors on what is left: {busy}") from busy
 
