@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -85,13 +85,17 @@ class Batches:
         """
         train = self.data.train
         apart = not (isinstance(train, Stream) or train.in_memory or self.data.augment)
-        if apart and not all_labels and not self._draws and self.data.example.y.ndim == 1:
+        if apart and not all_labels and not self._draws and self._single_labels:
             self._few = self._few or Ahead(partial(self._read_some, rows), self.steps)
             part, self._draws = self._few(step)
             if not self._draws:
                 return self.data.inputs(part.x), self.data.labels(part.y), None
         x, y = self(step)
         return x[rows], y[rows], y
+
+    @cached_property
+    def _single_labels(self) -> bool:
+        return self.data.example.y.ndim == 1
 
     def _read_some(self, rows: Tensor, step: int) -> tuple[Split, bool]:
         """Some rows of a step, and whether anything was drawn while they were read."""

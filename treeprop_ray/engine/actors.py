@@ -54,7 +54,9 @@ class Role:
     keep_spans: int = 0
     programs: Mapping[str, Any] = field(default_factory=dict)  # transport=stream: by pass
     clip: bool = False  # transport=stream: norms of all hosts are needed
-    shards: bool = False  # of several copies each updates its share
+    copy: int = 0  # of several copies which one this is
+    copies: int = 1
+    shards: bool = False  # each copy updates its share
 
 
 class HostActor:

@@ -339,7 +339,7 @@ class Driver:
 
     def probe(self, name: str, at: HeldOut) -> None:
         """Run the calls of the step ("tree") or of a pass of the probe; waits for them."""
-        self.submit(self.bound_probes.get(name, self.bound), at)
+        self.submit(self.bound if name == "tree" else self.bound_probes[name], at)
         self._get([actor.settled.remote() for actor in self.actors])
 
     def get(self, refs: Sequence[Any]) -> list[Any]:

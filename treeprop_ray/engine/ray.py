@@ -26,6 +26,7 @@ from treeprop_ray.schedule.copies import Copy, copied
 from treeprop_ray.schedule.placement import Plan
 
 Answer = TypeVar("Answer")
+WHOLE = "whole"  # the calls of a step for all pieces in one copy, among those of the probe
 
 
 def fetched(stored: Sequence[Any]) -> Batches:
@@ -67,7 +68,7 @@ class RayEngine(Engine):
         hosts, shards = len(plan.names), settings.shard_optimizer
         calls = copied(every, hosts, plan.copies, settings.pieces)
         if plan.copies > 1 and probes:
-            probes = {"tree": every, **probes}  # the probe runs on the first copy
+            probes = {WHOLE: every, **probes}  # the probe runs on the first copy
         roles = []
         for index, name in enumerate(plan.actors):
             copy = Copy(index // hosts, plan.copies, settings.reduce == "exact", shards)
@@ -84,6 +85,8 @@ class RayEngine(Engine):
                     direct=settings.transport not in ("store", "stream"),
                     threads=settings.threads,
                     keep_spans=(len(mine) + 2 + 3 * (plan.copies > 1)) * settings.timeline_steps,
+                    copy=copy.index,
+                    copies=copy.of,
                     shards=shards,
                 )
             )
@@ -132,7 +135,7 @@ class RayEngine(Engine):
         return [transport.arriving(answer) for answer in self.driver.get(answers)]
 
     def submit(self, name: str, at: HeldOut) -> None:
-        self.driver.probe(name, at)
+        self.driver.probe(WHOLE if name == "tree" and self.plan.copies > 1 else name, at)
 
     # -- state --------------------------------------------------------------------------------
 

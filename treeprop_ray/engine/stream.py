@@ -23,8 +23,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from treeprop_ray.core.rule import HeldOut, cut
+from treeprop_ray.engine import transport
 from treeprop_ray.engine.actors import HostActor, Role
 from treeprop_ray.engine.driver import Driver
+from treeprop_ray.engine.twins import swap
 from treeprop_ray.engine.wire import Wire
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
 from treeprop_ray.hosts.base import StepReport
@@ -99,10 +101,13 @@ class StreamActor(HostActor):
             for turn in program.turns
             for host, _ in (*turn.takes, *turn.gives)
         }
-        everyone = set(range(world)) - {rank}
-        self.peers = sorted(everyone)
+        hosts = world // self.role.copies
+        fellows = set(range(rank - rank % hosts, rank - rank % hosts + hosts)) - {rank}
+        self.peers = sorted(fellows)
+        self.twins = sorted(set(range(rank % hosts, world, hosts)) - {rank})
         self.wire = Wire(rank, world, store, session, patience)
-        self.wire.listen(sorted(everyone if self.role.clip else talkers))
+        talkers |= {*self.twins, *(fellows if self.role.clip else ())}
+        self.wire.listen(sorted(talkers))
 
     def disconnect(self) -> None:
         """Leave the others, who hear of it if they wait for this one."""
@@ -116,14 +121,29 @@ class StreamActor(HostActor):
         with self._leaving_on_error():
             for step, norms in steps:
                 self._pass(STEP, step)
-                report = self.report(step, norms or self.role.clip)
+                report = self.report(step, norms or self.role.clip, *self._sums(step))
                 squares = None
                 if self.role.clip:
                     assert self.wire is not None
                     told = self.wire.exchange(report.square_norms, self.peers)
                     squares = [report.square_norms, *told]
-                self._apply(step, squares)
+                weights = self._apply(step, squares)
+                if self.role.shards:
+                    self.renew(step, *self._swap([transport.arriving(weights)] * len(self.twins)))
         return report
+
+    def _sums(self, step: int) -> list[Any]:
+        """With copies: what the others have added up, after all have handed out their terms."""
+        if not self.twins:
+            return []
+        given = self._shared("hand_out", step, self.host.hand_out)
+        others = self._swap([given[k] for k in range(self.role.copies) if k != self.role.copy])
+        added = self._shared("add_up", step, self.host.add_up, others)
+        return self._swap([added] * len(self.twins))
+
+    def _swap(self, values: Sequence[Any]) -> list[Any]:
+        assert self.wire is not None
+        return swap(self.wire, self.twins, values)
 
     def run_pass(self, name: str, at: HeldOut) -> None:
         """A pass of the probe over a held-out batch."""

@@ -148,8 +148,6 @@ class Method(ABC):
             )
         if settings.engine == "train":
             raise UserError(f"{given}: engine=train has `hosts` workers; use replicas=1")
-        if settings.transport == "stream" and settings.engine == "ray":
-            raise UserError(f"{given}: transport=stream has one copy of the actors; use store")
 
     # -- the network ----------------------------------------------------------------------------
 
