@@ -62,7 +62,7 @@ def test_what_depends_on_other_rows_is_read_whole(samples: Counted) -> None:
     """Random samples, whose draws follow each other; labels of which some may not count."""
     mine, whole = batches(samples), batches(Counted(samples.draws, samples.label))
     for step in range(2):
-        x, y, labels = mine.some(step, ROWS)
+        x, _, labels = mine.some(step, ROWS)
         assert labels is not None
         assert torch.equal(x, whole(step)[0][ROWS])
         assert torch.equal(labels, whole(step)[1])

@@ -95,7 +95,10 @@ def cases(draw: st.DrawFn) -> tuple[list[str], int, int, list[str]]:
 @given(cases())
 @example(([*GPT, "model.blocks=8", "clip=0.05", "beta=0.4", "objective=node_all_ce"], 3, 2,
           ["placement=packed", "hosts=2", "shard_optimizer=true"]))  # fmt: skip
-@limits(max_examples=25, deadline=None)
+@example(
+    ([*MLP, "model.blocks=4", "clip=0.05", "objective=final_ce"], 1, 1, ["placement=per_node"])
+)  # blocks without a gradient have nothing to clip
+@limits(max_examples=15, deadline=None)
 def test_copies_equal_micro_batches(case: tuple[list[str], int, int, list[str]]) -> None:
     words, replicas, pieces, more = case
     compare(words, replicas, pieces, *more, make=InProcess)
