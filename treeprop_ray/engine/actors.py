@@ -65,6 +65,7 @@ class HostActor:
     def __init__(self, role: Role) -> None:
         """An error is kept for `ready`: raised here, it would look like an actor that was lost."""
         self.unmade: TrainingError | UserError | None = None
+        self.kept: dict[int, Any] = {}  # states of another actor, by step
         try:
             self.become(role)
         except (TrainingError, UserError) as e:
@@ -225,16 +226,38 @@ class HostActor:
         except Exception as e:
             raise told_at(f"actor {self.role.name}, {verb.__name__}", e) from e
 
-    def state(self) -> Any:
-        """Weights and optimizer state of the parts that live here."""
-        assert isinstance(self.host, Host)
-        return transport.leaving(self.host.state())
+    def machine(self) -> str:
+        """Ray's name of the machine this is on."""
+        return str(ray.get_runtime_context().get_node_id())
 
-    def load(self, weights: Any, optimizer: Any) -> None:
-        """Take up a state (all of it or the own part)."""
+    def state(self) -> tuple[tuple[str, ...], Any]:
+        """The names of parts that are told about here; their weights and optimizer state."""
+        assert isinstance(self.host, Host)
+        state = self.host.state()
+        parts = {key.partition("/")[0] for part in state for key in part}
+        return tuple(parts), transport.leaving(state)
+
+    def keep(self, step: int, state: Any) -> None:
+        """Hold the state of another actor, of the time before `step`, in memory: the newest two."""
+        self.kept = {**dict(sorted(self.kept.items())[-1:]), step: state}
+
+    def load(self, names: Sequence[Any], states: Sequence[Any]) -> None:
+        """Take up what belongs here of some states, which are fetched only then."""
         assert isinstance(self.host, Host)
         self.broken = None
-        self.host.load(transport.arriving(weights), transport.arriving(optimizer))
+        held = zip(ray.get(list(names)), states, strict=True)
+        mine = [ref for parts, ref in held if self.host.parts.keys() & set(parts)]
+        weights, optimizer = {}, {}
+        for of_weights, of_optimizer in map(transport.arriving, ray.get(mine)):
+            weights.update(of_weights)
+            optimizer.update(of_optimizer)
+        self.host.load(weights, optimizer)
+
+    def take_up(self, read: Callable[[Host], None]) -> None:
+        """Have the host read its parts of a stored state."""
+        assert isinstance(self.host, Host)
+        self.broken = None
+        self._shared("load", 0, read, self.host)
 
 
 class _Gauges:

@@ -33,6 +33,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.engine.actors import Role, actor_class
+from treeprop_ray.engine.points import Point, keepers
 from treeprop_ray.errors import ActorLost, TrainingError, UserError, first_line
 from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.schedule.ops import Call
@@ -94,7 +95,13 @@ class Driver:
             )
         self.actors = [self._actor_anew(index) for index in range(len(self.roles))]
         self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
+        self._look_around()
         self._join()
+
+    def _look_around(self) -> None:
+        """Who keeps whose state."""
+        machines = [actor.machine.remote() for actor in self.actors]
+        self.keepers = keepers(self._get(machines, START_SECONDS))
 
     def _take_group(self) -> None:
         """A Tune trial comes with a placement group whose last bundles are ours; else make one."""
@@ -155,6 +162,7 @@ class Driver:
             if time.monotonic() > deadline or not self._has_places():
                 raise ActorLost("the place of an actor is gone")
         self._get(refs)
+        self._look_around()
         self._bind()
 
     def _has_places(self) -> bool:
@@ -332,10 +340,19 @@ class Driver:
         self.flush()
         return self.actors[host].ask.options(num_returns=returns).remote(verb, *words)
 
-    def states(self) -> list[Any]:
-        """Futures of the state of every actor, behind the steps that are submitted."""
+    def snapshot(self, step: int) -> Point:
+        """The states of all actors, behind the steps that are submitted, as the point of `step`."""
         self.flush()
-        return [actor.state.remote() for actor in self.actors]
+        return Point.taken(self.actors, self.keepers, step)
+
+    def states(self) -> list[Any]:
+        """Futures of the state of every actor, to be fetched at once."""
+        self.flush()
+        return Point.taken(self.actors, [None] * len(self.actors), 0).states
+
+    def restore(self, point: Point) -> None:
+        """Bring all actors to a point."""
+        self._get(point.load(self.actors))
 
     def probe(self, name: str, at: HeldOut) -> None:
         """Run the calls of the step ("tree") or of a pass of the probe; waits for them."""

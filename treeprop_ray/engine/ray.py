@@ -17,6 +17,7 @@ from treeprop_ray.engine import runtime, transport
 from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.base import Engine, Span
 from treeprop_ray.engine.driver import Driver
+from treeprop_ray.engine.points import Point
 from treeprop_ray.engine.recovery import Recovery
 from treeprop_ray.engine.stream import StreamDriver
 from treeprop_ray.errors import UserError, first_line
@@ -152,7 +153,7 @@ class RayEngine(Engine):
         return dict(sorted(weights.items())), dict(sorted(optimizer.items()))
 
     def load(self, state: State, step: int = 0) -> None:
-        self.recovery.start_from(state, step)
+        self.recovery.start_from(Point.of(state), step)
 
     def usage(self) -> list[Usage]:
         """Per actor: busy seconds and bytes sent since the last question, and its last spans."""

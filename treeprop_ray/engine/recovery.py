@@ -1,7 +1,6 @@
 """Recovery from lost actors: a common point in memory, and a journal of the steps since.
 
-A recovery point is the state of all actors after one common step, held in the object store of the
-driver's machine. When an actor dies, all go back to the point and the steps since are replayed; a
+A recovery point is the state of all actors after one common step (points.py). When an actor dies, all go back to the point and the steps since are replayed; a
 step is a function of (seed, step) and the state, so the run ends with the same weights as if
 nothing had happened.
 
@@ -15,15 +14,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import ray
+from typing import TYPE_CHECKING, TypeVar
 
 from treeprop_ray.config import Settings
-from treeprop_ray.engine import runtime, transport
+from treeprop_ray.engine import runtime
 from treeprop_ray.engine.driver import PlacementBusy
+from treeprop_ray.engine.points import Point
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
-from treeprop_ray.hosts.base import State
 from treeprop_ray.schedule.placement import Cluster, Plan
 
 if TYPE_CHECKING:
@@ -38,8 +35,8 @@ class Recovery:
 
     def __init__(self, engine: RayEngine, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
-        self.point: tuple[int, Any] = (0, None)  # (step, states by actor); None: as built
-        self.pending: tuple[int, list[Any]] | None = None  # a point that is under way
+        self.point: tuple[int, Point | None] = (0, None)  # (step, states); None: as built
+        self.pending: tuple[int, Point] | None = None  # a point that is under way
         self.journal: dict[int, bool] = {}  # steps submitted since the point -> report
         self.failures = self.replayed = 0
 
@@ -63,28 +60,29 @@ class Recovery:
     def _advance(self, done: int) -> None:
         """Ask for a new point now and then; it counts once every actor's state has arrived."""
         driver = self.engine.driver
-        if self.pending is not None:
-            step, refs = self.pending
-            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
-            if len(ready) == len(refs):
-                self.set_point(step, driver.get(refs))
+        if self.pending is not None and self.pending[1].arrived():
+            step, point = self.pending
+            driver.get([*point.names, *point.kept])  # tells if one was lost
+            self.set_point(step, point)
         if self.pending is None and done % self.settings.snapshot_every == 0:
-            self.pending = (done, driver.states())
+            self.pending = (done, driver.snapshot(done))
 
     def mark(self, done: int) -> None:
         """Make the state after `done` steps the point; waits for it."""
         self.pending = None
-        self.set_point(done, self.engine.driver.get(self.engine.driver.states()))
+        point = self.engine.driver.snapshot(done)
+        self.engine.driver.get([*point.names, *point.kept])
+        self.set_point(done, point)
 
-    def set_point(self, step: int, states: Any) -> None:
+    def set_point(self, step: int, point: Point) -> None:
         """From now on all go back to this state, of the time before `step`."""
-        self.point, self.pending = (step, states), None
+        self.point, self.pending = (step, point), None
         self.journal = {s: report for s, report in self.journal.items() if s >= step}
 
-    def start_from(self, state: State, step: int) -> None:
+    def start_from(self, point: Point, step: int) -> None:
         """Take up a state that an earlier run had before `step`."""
         self.journal.clear()
-        self.set_point(step, [transport.leaving(state)])
+        self.set_point(step, point)
         try:
             self._restore()
         except ActorLost as e:
@@ -156,10 +154,8 @@ class Recovery:
 
     def _restore(self) -> None:
         """Bring all actors to the point."""
-        driver, (_, states) = self.engine.driver, self.point
-        if states is None:
+        driver, (_, point) = self.engine.driver, self.point
+        if point is None:
             driver.become(driver.roles, driver.calls)
-            return
-        weights = {k: v for w, _ in states for k, v in w.items()}
-        optimizer = {k: v for _, o in states for k, v in o.items()}
-        driver.get([actor.load.remote(weights, optimizer) for actor in driver.actors])
+        else:
+            driver.restore(point)
