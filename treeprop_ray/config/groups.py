@@ -100,6 +100,12 @@ class Machines:
     max_failures: int = opt(
         8, "lost actors a run recovers from before it stops (ray)", low=0, resumable=True
     )
+    elastic: bool = opt(
+        False,
+        "use machines that join: at a recovery point, as many copies as fit, the batch cut into "
+        "the same replicas * microbatches pieces (ray)",
+        resumable=True,
+    )
     wave_timeout: float = opt(
         600.0, "seconds before late actors end the run (ray)", above=0, resumable=True
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 from treeprop_ray.core.rule import HeldOut, Piece, cut
 from treeprop_ray.engine import transport
 from treeprop_ray.engine.base import Span
+from treeprop_ray.engine.points import Point
 from treeprop_ray.errors import TrainingError, UserError, told_at
 from treeprop_ray.hosts.base import Added, HandedOut, Held, Host, StepReport
 from treeprop_ray.hosts.ledger import Packet as Weights
@@ -230,10 +231,11 @@ class HostActor:
         """Ray's name of the machine this is on."""
         return str(ray.get_runtime_context().get_node_id())
 
-    def state(self) -> tuple[tuple[str, ...], Any]:
-        """The names of parts that are told about here; their weights and optimizer state."""
+    def state(self, own: bool = False) -> tuple[tuple[str, ...], Any]:
+        """The names of parts that are told about here; their weights and optimizer state. `own`:
+        also of parts that another copy tells about."""
         assert isinstance(self.host, Host)
-        state = self.host.state()
+        state = self.host.own_state() if own else self.host.state()
         parts = {key.partition("/")[0] for part in state for key in part}
         return tuple(parts), transport.leaving(state)
 
@@ -241,17 +243,11 @@ class HostActor:
         """Hold the state of another actor, of the time before `step`, in memory: the newest two."""
         self.kept = {**dict(sorted(self.kept.items())[-1:]), step: state}
 
-    def load(self, names: Sequence[Any], states: Sequence[Any]) -> None:
-        """Take up what belongs here of some states, which are fetched only then."""
+    def load(self, point: Point, index: int) -> None:
+        """Take up what belongs here of a point's states, which are fetched only then."""
         assert isinstance(self.host, Host)
         self.broken = None
-        held = zip(ray.get(list(names)), states, strict=True)
-        mine = [ref for parts, ref in held if self.host.parts.keys() & set(parts)]
-        weights, optimizer = {}, {}
-        for of_weights, of_optimizer in map(transport.arriving, ray.get(mine)):
-            weights.update(of_weights)
-            optimizer.update(of_optimizer)
-        self.host.load(weights, optimizer)
+        self.host.load(*point.state_of(self.host.parts, index))
 
     def take_up(self, read: Callable[[Host], None]) -> None:
         """Have the host read its parts of a stored state."""

@@ -101,7 +101,13 @@ class Driver:
     def _look_around(self) -> None:
         """Who keeps whose state."""
         machines = [actor.machine.remote() for actor in self.actors]
-        self.keepers = keepers(self._get(machines, START_SECONDS))
+        twins = len(self.plan.names) if self.alike else 0
+        self.keepers = keepers(self._get(machines, START_SECONDS), twins)
+
+    @property
+    def alike(self) -> bool:
+        """Whether copies of a host have the same state."""
+        return self.plan.copies > 1 and not self.shards
 
     def _take_group(self) -> None:
         """A Tune trial comes with a placement group whose last bundles are ours; else make one."""
@@ -343,7 +349,7 @@ class Driver:
     def snapshot(self, step: int) -> Point:
         """The states of all actors, behind the steps that are submitted, as the point of `step`."""
         self.flush()
-        return Point.taken(self.actors, self.keepers, step)
+        return Point.taken(self.actors, self.keepers, step, own=self.alike)
 
     def states(self) -> list[Any]:
         """Futures of the state of every actor, to be fetched at once."""

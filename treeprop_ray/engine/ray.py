@@ -66,7 +66,7 @@ class RayEngine(Engine):
         self._check_tasks(plan)
         job, method, settings = self.job, self.method, self.job.settings
         every, probes = method.calls(job, plan), method.probe_calls(job, plan)
-        hosts, shards = len(plan.names), settings.shard_optimizer
+        hosts, shards = len(plan.names), settings.shard_optimizer and plan.copies > 1
         calls = copied(every, hosts, plan.copies, settings.pieces)
         if plan.copies > 1 and probes:
             probes = {WHOLE: every, **probes}  # the probe runs on the first copy

@@ -1,8 +1,8 @@
 """Recovery from lost actors: a common point in memory, and a journal of the steps since.
 
-A recovery point is the state of all actors after one common step (points.py). When an actor dies, all go back to the point and the steps since are replayed; a
-step is a function of (seed, step) and the state, so the run ends with the same weights as if
-nothing had happened.
+A recovery point is the state of all actors after one common step (points.py). When an actor dies,
+all go back to the point and the steps since are replayed; a step is a function of (seed, step) and
+the state, so the run ends with the same weights as if nothing had happened.
 
     point 0            pending 50        lost at 57
     |------------------|------.          all states back to point 0 (50 had not arrived yet),
@@ -39,6 +39,7 @@ class Recovery:
         self.pending: tuple[int, Point] | None = None  # a point that is under way
         self.journal: dict[int, bool] = {}  # steps submitted since the point -> report
         self.failures = self.replayed = 0
+        self.machines = len(runtime.cluster().nodes) if settings.elastic else 0
 
     def step(self, step: int, report: bool) -> None:
         """Submit a step; now and then ask for a new point."""
@@ -64,6 +65,8 @@ class Recovery:
             step, point = self.pending
             driver.get([*point.names, *point.kept])  # tells if one was lost
             self.set_point(step, point)
+            self._grow()
+            driver = self.engine.driver
         if self.pending is None and done % self.settings.snapshot_every == 0:
             self.pending = (done, driver.snapshot(done))
 
@@ -144,13 +147,38 @@ class Recovery:
             return method.plan(self.settings, tree, cluster)
         except UserError as e:
             error = e
-        for hosts in range(actors, 0, -1):
-            fewer = replace(self.settings, placement="packed", hosts=hosts, strategy="PACK")
+        fewer = replace(self.settings, placement="packed", strategy="PACK")
+        for count in range(actors, 0, -1):
+            for settings in recut(fewer):
+                if count % settings.replicas == 0:
+                    try:
+                        hosts = count // settings.replicas
+                        return method.plan(replace(settings, hosts=hosts), tree, cluster)
+                    except UserError:
+                        continue
+        raise TrainingError(f"what is left of the cluster is too little: {error}") from error
+
+    def _grow(self) -> None:
+        """elastic=true: go on with more actors where machines have joined; right after a point."""
+        plan, cluster = self.engine.plan, runtime.cluster()
+        if not self.settings.elastic or len(cluster.nodes) == self.machines:
+            return
+        self.machines = len(cluster.nodes)
+        for settings in recut(self.settings):
             try:
-                return method.plan(fewer, tree, cluster)
+                larger = self.engine.method.plan(settings, self.engine.tree, cluster)
             except UserError:
                 continue
-        raise TrainingError(f"what is left of the cluster is too little: {error}") from error
+            if len(larger.actors) > len(plan.actors):
+                break
+        else:
+            return
+        print(f"continuing on {len(larger.actors)} actors", file=sys.stderr, flush=True)
+        self.engine.driver.close()
+        self.engine.start(larger)
+        self._restore()
+        for step, report in sorted(self.journal.items()):
+            self.engine.driver.step(step, report)
 
     def _restore(self) -> None:
         """Bring all actors to the point."""
@@ -159,3 +187,20 @@ class Recovery:
             driver.become(driver.roles, driver.calls)
         else:
             driver.restore(point)
+
+
+def recut(settings: Settings) -> list[Settings]:
+    """The same pieces of a batch in the hands of more or fewer copies, most copies first."""
+    pieces = settings.replicas * settings.microbatches
+    counts = [r for r in range(pieces, 0, -1) if pieces % r == 0]
+    if settings.reduce == "fast" or not settings.elastic:
+        counts = [r for r in counts if r <= settings.replicas]
+    return [
+        replace(
+            settings,
+            replicas=r,
+            microbatches=pieces // r,
+            shard_optimizer=settings.shard_optimizer and r > 1,
+        )
+        for r in counts
+    ]

@@ -314,12 +314,15 @@ class Host:
 
     def state(self) -> State:
         """(weights and buffers, optimizer state), keyed by part; a copy tells what only it has."""
+        if self.copy.index == 0:
+            return self.own_state()
         self.catch_up()
-        if self.copy.index > 0 and not self.copy.shards:
-            return {}, {}
+        return {}, dict(self.optimizer.state()) if self.copy.shards else {}
+
+    def own_state(self) -> State:
+        """Of all parts that live here, whoever else has them too."""
+        self.catch_up()
         slots = {key: value.clone() for key, value in self.optimizer.state().items()}
-        if self.copy.index > 0:
-            return {}, slots
         weights = {
             f"{name}/{key}": value.detach().cpu().clone()
             for name, module in self.parts.items()
