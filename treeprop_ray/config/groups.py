@@ -105,6 +105,12 @@ class Machines:
     max_failures: int = opt(
         8, "lost actors a run recovers from before it stops (ray)", low=0, resumable=True
     )
+    elastic: bool = opt(
+        False,
+        "use machines that join: at a recovery point, as many copies as fit, the batch cut into "
+        "the same replicas * microbatches pieces (ray)",
+        resumable=True,
+    )
     wave_timeout: float = opt(
         600.0, "seconds before late actors end the run (ray)", above=0, resumable=True
     )
@@ -126,6 +132,26 @@ class Machines:
     )
     threads: int = opt(1, "torch threads per process", low=1, high=1024, resumable=True)
     microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
+    replicas: int = opt(
+        1,
+        "copies of all actors, each with its share of every batch, cut into `microbatches`; the "
+        "weights are those of replicas * microbatches micro-batches in one process",
+        low=1,
+        later=True,
+    )
+    shard_optimizer: bool = opt(
+        False,
+        "each copy keeps and updates its share of the optimizer's state; weights travel in place "
+        "of gradients",
+        resumable=True,
+    )
+    reduce: str = opt(
+        "exact",
+        "how copies add up gradients: exact: in the order of one process; fast: each copy its own "
+        "micro-batches first, which is less memory and traffic and another rounding",
+        choices=["exact", "fast"],
+        later=True,
+    )
     recompute: bool = opt(
         False,
         "tree, bp: activation checkpointing; a block keeps its input only and runs again in the "
@@ -146,7 +172,12 @@ class Machines:
     )
 
     def check(self) -> None:
-        """A backend is for compiling."""
+        """A backend is for compiling, and copies must be there to be added up."""
+        if self.replicas == 1 and (self.shard_optimizer or self.reduce != "exact"):
+            word = "shard_optimizer=true" if self.shard_optimizer else f"reduce={self.reduce}"
+            raise UserError(f"{word}: is about copies; needs replicas of at least 2")
+        if self.reduce != "exact" and self.engine == "local":
+            raise UserError(f"reduce={self.reduce}: one process has one order; use engine=ray")
         if self.compile_backend != "inductor" and not self.compile:
             raise UserError(f"compile_backend={self.compile_backend}: needs compile=true")
 

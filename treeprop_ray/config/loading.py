@@ -208,6 +208,8 @@ def changes(old: Settings, new: Settings) -> list[Change]:
     moving = set(RESUMABLE) - {"storage"}  # elsewhere the checkpoints would not be found
     if old.schedule != "constant" or any(shares_of_total(old)):
         moving -= {"epochs", "steps"}  # learning rate and stage of step t depend on the total
+    if old.pieces == new.pieces and old.reduce == new.reduce == "exact":
+        moving |= {"microbatches", "replicas"}  # the batch is cut the same way
     return [Change(k, a[k], b[k]) for k in a if a[k] != b[k] and k not in moving]
 
 

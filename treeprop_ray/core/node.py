@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
@@ -63,17 +63,25 @@ class Saved:
 
 @dataclass
 class Losses:
-    """Running sums of a node's unweighted terms over the pieces of a step."""
+    """A node's unweighted terms: one value for each piece of a step."""
 
-    terms: dict[str, Tensor] = field(default_factory=dict)
+    pieces: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, name: str, value: Tensor) -> None:
-        value = value.detach()
-        self.terms[name] = self.terms[name] + value if name in self.terms else value
+        self.pieces.setdefault(name, []).append(value.detach())
+
+    @property
+    def terms(self) -> dict[str, Tensor]:
+        """The sums over pieces, one after the other."""
+        return {name: reduce(torch.add, values) for name, values in self.pieces.items()}
 
     def take(self) -> dict[str, Tensor]:
-        taken, self.terms = self.terms, {}
+        taken, self.pieces = self.terms, {}
         return taken
+
+    def take_pieces(self) -> dict[str, tuple[Tensor, ...]]:
+        taken, self.pieces = self.pieces, {}
+        return {name: tuple(values) for name, values in taken.items()}
 
 
 def pull_back(

@@ -32,6 +32,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.engine.actors import HostActor, Role
+from treeprop_ray.engine.points import Point, keepers
 from treeprop_ray.errors import ActorLost, TrainingError, UserError, first_line
 from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.schedule.ops import STEP, Call
@@ -63,12 +64,14 @@ class Driver:
         wave_timeout: float = 600.0,
         others: Mapping[str, Sequence[Call]] | None = None,
         pass_at: Callable[[int], str] = lambda step: STEP,
+        shards: bool = False,
     ) -> None:
         """`others`: calls of other passes, by name; a role lists them after its step's calls.
         `pass_at`: the pass that a training step is."""
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
         self.others, self.pass_at = others or {}, pass_at
+        self.shards = shards
         self.group: PlacementGroup | None = None
         self.owns_group, self.first_bundle = True, 0
         self.actors: list[Any] = []
@@ -92,7 +95,19 @@ class Driver:
             )
         self.actors = [self._actor_anew(index) for index in range(len(self.roles))]
         self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
+        self._look_around()
         self._join()
+
+    def _look_around(self) -> None:
+        """Who keeps whose state."""
+        machines = [actor.machine.remote() for actor in self.actors]
+        twins = len(self.plan.names) if self.alike else 0
+        self.keepers = keepers(self._get(machines, START_SECONDS), twins)
+
+    @property
+    def alike(self) -> bool:
+        """Whether copies of a host have the same state."""
+        return self.plan.copies > 1 and not self.shards
 
     def _take_group(self) -> None:
         """A Tune trial comes with a placement group whose last bundles are ours; else make one."""
@@ -149,6 +164,7 @@ class Driver:
             if time.monotonic() > deadline or not self._has_places():
                 raise ActorLost("the place of an actor is gone")
         self._get(refs)
+        self._look_around()
         self._bind()
 
     def _has_places(self) -> bool:
@@ -216,23 +232,61 @@ class Driver:
     def step(self, step: int, report: bool) -> None:
         """Submit one step; wait for an earlier one if too many are under way."""
         tail = self.submit(self.bound[self.pass_at(step)], step)
+        sums = self._sums(step, tail)
         # a host whose last call failed must not step its optimizer: `tail` makes it wait and fail
         if self.clip:
-            reports = [a.report.remote(step, True) for a in self.actors]
+            pairs = zip(self.actors, sums, strict=True)
+            reports = [a.report.remote(step, True, *s) for a, s in pairs]
             done = [
-                a.apply.remote(step, tail[i], *reports[:i], *reports[i + 1 :])
+                a.apply.remote(step, tail[i], *(reports[j] for j in self._fellows(i) if j != i))
                 for i, a in enumerate(self.actors)
             ]
-            self.flight.append([*reports, *done])
         else:
-            pairs = zip(self.actors, tail, strict=True)
-            self.flight.append([a.finish.remote(step, report, t) for a, t in pairs])
+            returns = 2 if self.shards else 1
+            ends = zip(self.actors, tail, sums, strict=True)
+            reports = [
+                a.finish.options(num_returns=returns).remote(step, report, t, *s)
+                for a, t, s in ends
+            ]
+            done = []
+            if self.shards:
+                reports, done = map(list, zip(*reports, strict=True))
+        if self.shards:
+            pairs = zip(self.actors, self._of_twins(done), strict=True)
+            done = [a.renew.remote(step, *weights) for a, weights in pairs]
+        self.flight.append([*reports, *done])
         while len(self.flight) > self.in_flight:
             self._land()
 
+    def _fellows(self, index: int) -> range:
+        """The hosts of an actor's copy."""
+        hosts = len(self.plan.names)
+        return range(first := index - index % hosts, first + hosts)
+
+    def _of_twins(self, made: Sequence[Any]) -> list[list[Any]]:
+        """For each actor what the other copies of its host have made."""
+        hosts, count = len(self.plan.names), len(self.actors)
+        return [[made[j] for j in range(i % hosts, count, hosts) if j != i] for i in range(count)]
+
+    def _sums(self, step: int, tail: Sequence[Any]) -> list[list[Any]]:
+        """With copies: have them add up their gradients; for each actor what it gets of others."""
+        copies, hosts = self.plan.copies, len(self.plan.names)
+        if copies == 1:
+            return [[] for _ in self.actors]
+        given = [
+            a.hand_out.options(num_returns=copies).remote(step, t)
+            for a, t in zip(self.actors, tail, strict=True)
+        ]
+        added = [
+            a.add_up.remote(step, *(packets[i // hosts] for packets in mine))
+            for i, (a, mine) in enumerate(zip(self.actors, self._of_twins(given), strict=True))
+        ]
+        return self._of_twins(added)
+
     def _land(self) -> None:
         results = self._get(self.flight.popleft())
-        self.last = [r for r in results if isinstance(r, StepReport)]
+        reports = [r for r in results if isinstance(r, StepReport)]
+        self.last = reports[: len(self.plan.names)]  # the copies' are the same
         self._gauges.landed(len(self.flight))
 
     def flush(self) -> None:
@@ -285,10 +339,19 @@ class Driver:
         self.flush()
         return self.actors[host].ask.options(num_returns=returns).remote(verb, *words)
 
-    def states(self) -> list[Any]:
-        """Futures of the state of every actor, behind the steps that are submitted."""
+    def snapshot(self, step: int) -> Point:
+        """The states of all actors, behind the steps that are submitted, as the point of `step`."""
         self.flush()
-        return [actor.state.remote() for actor in self.actors]
+        return Point.taken(self.actors, self.keepers, step, own=self.alike)
+
+    def states(self) -> list[Any]:
+        """Futures of the state of every actor, to be fetched at once."""
+        self.flush()
+        return Point.taken(self.actors, [None] * len(self.actors), 0).states
+
+    def restore(self, point: Point) -> None:
+        """Bring all actors to a point."""
+        self._get(point.load(self.actors))
 
     def probe(self, name: str, at: HeldOut) -> None:
         """Run the calls of a pass on a held-out batch; waits for them."""

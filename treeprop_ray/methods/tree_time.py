@@ -43,6 +43,15 @@ class TreePropThroughTime(TimeMethod):
                 f"hosts={settings.hosts}: model.name={model} has an actor per depth; use 0"
             )
 
+    def _check_copies(self, settings: Settings) -> None:
+        """Shards of a depth add up their own way."""
+        super()._check_copies(settings)
+        if settings.time.shards > 1:
+            raise UserError(
+                f"replicas={settings.replicas}: time.shards={settings.time.shards} shares a depth "
+                "among actors already; use one of the two"
+            )
+
     def part_names(self, settings: Settings) -> list[str]:
         """A cell for each depth, and the readout."""
         return part_names(settings.time.depth)

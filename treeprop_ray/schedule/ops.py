@@ -41,6 +41,7 @@ class Call:
     inputs: tuple[str, ...]
     packets: tuple[tuple[str, ...], ...]
     last: bool  # the host's last call for this piece: it may forget the piece's tensors
+    order: int = 0  # with copies: how many ops of the step one process would do here before
 
     @property
     def outputs(self) -> list[str]:
