@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from treeprop_ray.core.fresh import fresh_copy
+from treeprop_ray.core.packed import form_of, packed
 from treeprop_ray.core.rng import seeded
 from treeprop_ray.core.states import ExitHead, Path, Spec, next_state, spec_of, split_stem
 from treeprop_ray.core.tree import Edge, Tree
@@ -154,9 +155,11 @@ class TreeNetwork(nn.Module):
         `auxiliary(l, r)` makes the block of a longer edge z_l -> z_r; by default a freshly
         initialised copy of one of the blocks with that input and output shape. A stem may return
         (z_0, context) with what all blocks need besides their state (core/states.py); a block that
-        returns a tuple gives its state first. Where the shapes of states differ along the chain,
-        `exits` brings a state that ends a short path into the form the head takes: a module for
-        its index, {2: pool}, or a function of the index.
+        returns a tuple gives its state first, in a dict it is `state` or `hidden_states`. A stem
+        that returns a dict, or (dict or tuple, context), makes states of several tensors, which
+        every block takes and returns (core/packed.py). Where the shapes of states differ along the
+        chain, `exits` brings a state that ends a short path into the form the head takes: a module
+        for its index, {2: pool}, or a function of the index.
         """
         chain = list(blocks)
         if not chain:
@@ -164,6 +167,10 @@ class TreeNetwork(nn.Module):
         stem = stem if stem is not None else nn.Identity()
         check_unshared({"stem": stem, **named_blocks(chain), "head": head})
         tree = Tree(len(chain) + 1, split)
+        if form := form_of(stem, example):
+            if exits:
+                raise UserError("exits=…: is for states of one tensor, the stem gives several")
+            stem, chain, head, auxiliary = packed(stem, chain, head, auxiliary, form)
         states, context, plain = probe_shapes(stem, chain, head, example)
         made: dict[Edge, nn.Module] = {(i, i + 1): block for i, block in enumerate(chain)}
         made[tree.head] = with_exits(head, exits, tree, states) if exits else head
@@ -243,7 +250,9 @@ def count_parameters(module: nn.Module) -> int:
 def _meta_run(module: nn.Module, what: str, z: Tensor, context: Any = None) -> Any:
     try:
         with torch.no_grad():
-            return module(z) if what == "stem" else next_state(module, z, context)
+            return module(z) if what in ("stem", "head") else next_state(module, z, context)
+    except UserError as e:
+        raise UserError(f"{what}: {e}") from e
     except Exception as e:
         reason = str(e).split("\n")[0]
         raise UserError(
