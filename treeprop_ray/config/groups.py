@@ -29,8 +29,8 @@ class Run:
     fresh: bool = opt(False, "start anew even if the run folder holds a run", resumable=True)
     init_from: str = opt(
         "",
-        "weights to begin with: a run folder, a checkpoint (…/checkpoints/step-…) or an exported "
-        "path; parts are taken by name and shape, and only when a run starts",
+        "weights to begin with: a run folder, a checkpoint (…/checkpoints/step-…), an exported "
+        "path or a Hugging Face folder; parts are taken by name and shape, when a run starts",
         later=True,
     )
     init_strict: bool = opt(

@@ -1,4 +1,4 @@
-"""init_from: a run that starts from the weights of another one, part by part.
+"""init_from: a run that starts from the weights of another one, or of a Hugging Face folder.
 
 The driver compares names and shapes; each host then reads the tensors of its own parts.
 """
@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.methods import Job
 from treeprop_ray.methods.job import Parts
+from treeprop_ray.models import hf_parts
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.folder import checkpoints_of, run_settings
 from treeprop_ray.run.storage import Storage, storage_at
@@ -39,6 +40,11 @@ class Source:
     name: str
     file: str = checkpoint.FILES[0]
     end: int = 0  # exported: where its path ends; the edge that ends there is the head
+
+    @property
+    def place(self) -> str:
+        """Where it is."""
+        return self.storage.at(self.name)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
@@ -66,8 +72,44 @@ class Source:
                 shapes.setdefault(part, {})[tensor] = tuple(weights.get_slice(key).get_shape())
         return keys, shapes
 
+    def read(self, keys: Keys, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """The tensors of some parts."""
+        with self.open() as weights:
+            for name in names:
+                yield name, {own: weights.get_tensor(key) for own, key in keys[name].items()}
 
-def source_of(given: str) -> Source:
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """A folder of Transformers."""
+
+    given: str
+    place: str
+    tree: Tree
+    as_gpt: bool  # for the parts of model.name=gpt
+
+    def states(self) -> hf_parts.States:
+        """Every part of the tree."""
+        try:
+            return hf_parts.read(self.place, self.tree, self.as_gpt)
+        except UserError as e:
+            raise UserError(f"init_from={self.given}: {e}") from e
+
+    def contents(self, tree: Tree) -> tuple[Keys, Mapping[str, Shapes]]:
+        """Names and shapes of the tensors, by part."""
+        states = self.states()
+        keys = {part: {key: key for key in state} for part, state in states.items()}
+        shapes = {p: {k: tuple(t.shape) for k, t in state.items()} for p, state in states.items()}
+        return keys, shapes
+
+    def read(self, keys: Keys, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """The tensors of some parts."""
+        states = self.states()
+        for name in names:
+            yield name, dict(states[name])
+
+
+def source_of(given: str, job: Job) -> Source | HuggingFace:
     """What `init_from` names."""
     if "://" in given:
         parent, _, name = given.rstrip("/").rpartition("/")
@@ -84,16 +126,26 @@ def source_of(given: str) -> Source:
     if (path / EXPORTED).is_file() and (path / "model.json").is_file():
         ends = json.loads((path / "model.json").read_text())["path"][-1]
         return Source(given, storage_at(path.parent), path.name, EXPORTED, ends)
+    if hf_parts.is_folder(path):
+        stem = job.parts(["stem"])["stem"] if "stem" in _names(job) else None
+        try:
+            return HuggingFace(given, str(path), job.tree, hf_parts.is_gpt(stem))
+        except UserError as e:
+            raise UserError(f"init_from={given}: {e}") from e
     raise UserError(
-        f"init_from={given}: must be a run folder, a checkpoint (…/checkpoints/step-…) or a folder "
-        "that export wrote"
+        f"init_from={given}: must be a run folder, a checkpoint (…/checkpoints/step-…), a folder "
+        "that export wrote, or one of Hugging Face"
     )
+
+
+def _names(job: Job) -> Sequence[str]:
+    return job.method.all_parts(job.settings, job.tree)
 
 
 def started(job: Job) -> tuple[Job, dict[str, Any]]:
     """The job whose parts begin with the weights that `init_from` names, and what to record."""
-    settings, names = job.settings, job.method.all_parts(job.settings, job.tree)
-    source = source_of(settings.init_from)
+    settings, names = job.settings, _names(job)
+    source = source_of(settings.init_from, job)
     keys, theirs = source.contents(job.tree)
     misfits = {
         name: reason
@@ -106,22 +158,22 @@ def started(job: Job) -> tuple[Job, dict[str, Any]]:
         more = f" (and {len(misfits) - 1} more parts)" if len(misfits) > 1 else ""
         hint = "; init_strict=false lets them start fresh" if taken else ""
         raise UserError(f"init_from={settings.init_from}: part {name}: {reason}{more}{hint}")
-    print(f"starting from {source.storage.at(source.name)}: {len(taken)} parts", end="", flush=True)
+    print(f"starting from {source.place}: {len(taken)} parts", end="", flush=True)
     print(f"; fresh: {', '.join(misfits)}" if misfits else "", flush=True)
-    record = {"from": source.storage.at(source.name), "parts": taken, "fresh": list(misfits)}
+    record = {"from": source.place, "parts": taken, "fresh": list(misfits)}
     mine = {name: keys[name] for name in taken}
     return replace(job, parts=partial(_loaded, job.parts, source, mine)), record
 
 
-def _loaded(parts: Parts, source: Source, keys: Keys, names: Sequence[str]) -> dict[str, nn.Module]:
+def _loaded(
+    parts: Parts, source: Source | HuggingFace, keys: Keys, names: Sequence[str]
+) -> dict[str, nn.Module]:
     """The parts of a host with the weights of the source."""
     modules = parts(names)
     mine = [name for name in names if name in keys]
     if mine:
-        with source.open() as weights:
-            for name in mine:
-                tensors = {own: weights.get_tensor(key) for own, key in keys[name].items()}
-                modules[name].load_state_dict(tensors)
+        for name, tensors in source.read(keys, mine):
+            modules[name].load_state_dict(tensors)
     return modules
 
 
