@@ -37,7 +37,7 @@ from treeprop_ray.config import Settings, read_yaml, spaces, walk
 from treeprop_ray.errors import UserError
 
 RANGES = ("uniform", "loguniform", "randint")
-FIGURES = ("heatmap", "curve", "bars")
+FIGURES = ("heatmap", "curve", "bars", "scatter")
 VALUE = "value"  # the axis of a table that runs over its metrics
 
 Axis = list[Any] | dict[str, list[Any]]  # values, or a range such as {uniform: [0, 1]}
@@ -63,7 +63,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """heatmap: x, y; curve and bars: x, and a line or bar for each setting of the axes `series`."""
+    """heatmap: x, y; curve and bars: x, and a line or bar for each setting of the axes `series`;
+    scatter: every setting by two metrics, x and y."""
 
     kind: str
     x: str
@@ -245,6 +246,10 @@ def _figure(source: str, given: Mapping[str, Any], axes: Sequence[str]) -> Figur
     made = Figure(**{**given, "series": series if isinstance(series, list) else [series]})
     if made.kind not in FIGURES:
         raise UserError(f"{source}: figure.kind={made.kind}: one of {', '.join(FIGURES)}")
+    if made.kind == "scatter":
+        if not made.x or not made.y or made.series:
+            raise UserError(f"{source}: figure: a scatter has two metrics, x and y, and no series")
+        return made
     used = {made.x, made.y, *made.series} - {"", VALUE}
     if used != set(axes):
         raise UserError(
