@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from treeprop_ray.core.network import edge_name
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.methods import Job
@@ -28,6 +30,7 @@ from treeprop_ray.run.storage import Storage, storage_at
 EXPORTED = "model.safetensors"
 Keys = Mapping[str, Mapping[str, str]]  # part -> its tensor -> the tensor's name in the file
 Shapes = Mapping[str, tuple[int, ...]]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Source:
         with self.open() as weights:
             for key in weights.keys():  # noqa: SIM118 (it is no mapping)
                 part, _, tensor = key.partition("." if self.file == EXPORTED else "/")
-                if self.end == tree.N and part.endswith(f"-{self.end}"):
+                if self.end == tree.N and not tree.grouping and part.endswith(f"-{self.end}"):
                     part = head
                 keys.setdefault(part, {})[tensor] = key
                 shapes.setdefault(part, {})[tensor] = tuple(weights.get_slice(key).get_shape())
@@ -94,11 +97,11 @@ def started(job: Job) -> tuple[Job, dict[str, Any]]:
     """The job whose parts begin with the weights that `init_from` names, and what to record."""
     settings, names = job.settings, job.method.all_parts(job.settings, job.tree)
     source = source_of(settings.init_from)
-    keys, theirs = source.contents(job.tree)
+    ours = _shapes(job.parts, names)
+    in_file = source.contents(job.tree)
+    keys, theirs = regrouped(in_file[0], ours, job.tree), regrouped(in_file[1], ours, job.tree)
     misfits = {
-        name: reason
-        for name, ours in _shapes(job.parts, names).items()
-        if (reason := _misfit(ours, theirs.get(name)))
+        name: reason for name, mine in ours.items() if (reason := _misfit(mine, theirs.get(name)))
     }
     taken = [name for name in names if name in keys and name not in misfits]
     if misfits and (settings.init_strict or not taken):
@@ -111,6 +114,44 @@ def started(job: Job) -> tuple[Job, dict[str, Any]]:
     record = {"from": source.storage.at(source.name), "parts": taken, "fresh": list(misfits)}
     mine = {name: keys[name] for name in taken}
     return replace(job, parts=partial(_loaded, job.parts, source, mine)), record
+
+
+def regrouped(
+    contents: Mapping[str, Mapping[str, Value]], ours: Mapping[str, Shapes], tree: Tree
+) -> dict[str, dict[str, Value]]:
+    """What a file has for the parts of this run, where either may have several layers in a block:
+    layers are found by the single states between which they stand (core/grouping.py)."""
+    inner = {part for part, of in contents.items() if any(_layer("", name)[0] for name in of)}
+    ends = [int(_layer("0-0", name)[0].partition("-")[2]) for p in inner for name in contents[p]]
+    layers: dict[str, dict[str, Value]] = {}
+    for part, tensors in contents.items():
+        whole = part
+        if inner and part not in {
+            *inner,
+            "stem",
+        }:  # the file has groups, and its head counts blocks
+            whole = f"{max(ends)}-{max(ends) + 1}"
+        for name, value in tensors.items():
+            layer, rest = _layer(whole, name)
+            layers.setdefault(layer, {})[rest] = value
+    found: dict[str, dict[str, Value]] = {}
+    for part, mine in ours.items():
+        whole = part  # the layer of a part that is none of several
+        if tree.grouping and part == edge_name(tree.head):
+            whole = edge_name(tree.grouping.head)
+        known = [
+            (layer, name.removesuffix(r)) for name in mine for layer, r in [_layer(whole, name)]
+        ]
+        for layer, prefix in dict.fromkeys(known):
+            for rest, value in layers.get(layer, {}).items():
+                found.setdefault(part, {})[prefix + rest] = value
+    return found
+
+
+def _layer(part: str, tensor: str) -> tuple[str, str]:
+    """The layer that a tensor of a part belongs to, and its name there."""
+    inside = re.match(r"(\d+-\d+)\.(.+)", tensor)
+    return (inside[1], inside[2]) if inside else (part, tensor)
 
 
 def _loaded(parts: Parts, source: Source, keys: Keys, names: Sequence[str]) -> dict[str, nn.Module]:
