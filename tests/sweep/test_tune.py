@@ -36,6 +36,8 @@ COUNTS = {  # settings x seeds
     "cifar_grid": 3 * 2 * 2,
     "consistency_weight": 2 * 3 * 3,
     "correction": 2 * 2 * 3 * 3,
+    "gap_text": 8 * 3,
+    "gap_vit": 8 * 3,
     "k_sweep": 3 * 4 * 3,
     "lm_grid": 2 * 3,
     "lm_study": 9,
