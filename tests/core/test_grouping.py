@@ -102,7 +102,7 @@ def test_costs_of_a_step() -> None:
 
 
 def test_the_deepest_tree_within_a_span() -> None:
-    for layers, auxiliary, share in ((7, 1, 0.7), (12, 2, 0.6), (24, 3, 0.5)):
+    for layers, auxiliary, share in ((7, 1, 0.7), (12, 2, 0.7), (24, 3, 0.6)):
         chosen = deepest(layers, auxiliary, share, "floor")
         assert chosen is not None
         best = Tree(chosen.N, "floor", chosen)
@@ -160,7 +160,8 @@ def test_backpropagation_does_not_care() -> None:
 
 def test_runs_of_groups_are_exported_layer_by_layer(command: Any, tmp_path: Path) -> None:
     """The exported program of a path gives what the path gives; --cfg says what a step costs."""
-    words = [*MLP, "model.group=[2,2,3]", "model.auxiliary_layers=2", "batch=512", "epochs=1"]
+    words = [*MLP, "model.group=[2,2,3]", "model.auxiliary_layers=2", "batch=512", "epochs=1",
+             "objective=node", "alpha=1", "beta=0"]  # fmt: skip
     done = command("train", *words, f"out={tmp_path}", "name=run", "engine=local")
     assert done.code == 0, done.err
     assert "layers" in done.out and "spine-2         5" in done.out

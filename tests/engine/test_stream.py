@@ -178,7 +178,7 @@ def assert_same(found: Any, expected: Any) -> None:
 CASES: list[Sequence[str]] = [
     ["placement=packed", "hosts=2"],
     ["placement=packed", "hosts=3", "beta=0.5", "clip=0.05", "microbatches=3"],
-    ["placement=per_node", "objective=node_all_ce"],
+    ["placement=per_node", "objective=node_all_ce", "finish=0.6"],
     ["method=bp", "placement=packed", "hosts=3", "microbatches=2", "clip=0.1"],
     ["method=cff", "placement=packed", "hosts=2", "sigma=0"],
     ["experiment=digits_gru", "model.name=gru", "sigma=0", "time.depth=3", "time.sweeps=2"],

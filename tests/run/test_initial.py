@@ -80,6 +80,36 @@ def test_a_language_model_starts_from_its_export_to_hugging_face(
     assert command("train", *words, "name=c", f"init_from={folder}", "model.blocks=6").code == 2
 
 
+@pytest.mark.parametrize("kind", ["run", "export"])
+def test_layers_are_found_in_other_blocks(
+    kind: str, tmp_path: Path, train: Command, command: Command
+) -> None:
+    """From single layers to blocks of several and back: the chain, and auxiliary layers between the
+    same states."""
+    train("a", "steps=4", "seed=3")
+    place = tmp_path / "a"
+    if kind == "export":
+        place = tmp_path / "exported"
+        command("export", f"run={tmp_path / 'a'}", f"to={place}")
+    source = weights(tmp_path / "a", 4)
+    group = ["model.group=[2,2,3]"]
+    start = unmoved(
+        tmp_path / "b", [f"init_from={place}", f"init_strict={kind == 'run'}", *group], train
+    )
+    single = {"3-4/weight": "7-8/weight", "3-4/bias": "7-8/bias"}
+    for key, value in start.items():
+        layer = single.get(key, key.partition("/")[2].replace(".", "/", 1))
+        assert torch.equal(value, source[layer]) == (kind == "run" or "0-4" not in layer), key
+    back = unmoved(
+        tmp_path / "c", [f"init_from={tmp_path / 'b'}", "init_strict=false", "seed=5"], train
+    )
+    chain = {f"{i}-{i + 1}" for i in range(8)} | {"0-4"}
+    for key, value in back.items():
+        if key not in source or key.partition("/")[0] not in chain:
+            continue
+        assert torch.equal(value, source[key]) == (kind == "run" or "0-4/" not in key), key
+
+
 def test_parts_that_do_not_fit_are_named(tmp_path: Path, train: Command) -> None:
     train("chain", "steps=1", "method=bp")
     refused = train("tree", "steps=1", f"init_from={tmp_path / 'chain'}")

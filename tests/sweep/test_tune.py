@@ -38,6 +38,8 @@ COUNTS = {  # settings x seeds
     "consistency_weight": 2 * 3 * 3,
     "correction": 11 * 3,
     "literal": 12,
+    "gap_text": 8 * 3,
+    "gap_vit": 8 * 3,
     "k_sweep": 3 * 4 * 3,
     "lm_grid": 2 * 3,
     "lm_study": 9,

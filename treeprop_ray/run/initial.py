@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from treeprop_ray.core.network import edge_name
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.methods import Job
@@ -29,6 +31,7 @@ from treeprop_ray.run.storage import Storage, storage_at
 EXPORTED = "model.safetensors"
 Keys = Mapping[str, Mapping[str, str]]  # part -> its tensor -> the tensor's name in the file
 Shapes = Mapping[str, tuple[int, ...]]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Source:
         with self.open() as weights:
             for key in weights.keys():  # noqa: SIM118 (it is no mapping)
                 part, _, tensor = key.partition("." if self.file == EXPORTED else "/")
-                if self.end == tree.N and part.endswith(f"-{self.end}"):
+                if self.end == tree.N and not tree.grouping and part.endswith(f"-{self.end}"):
                     part = head
                 keys.setdefault(part, {})[tensor] = key
                 shapes.setdefault(part, {})[tensor] = tuple(weights.get_slice(key).get_shape())
@@ -127,6 +130,11 @@ def source_of(given: str, job: Job) -> Source | HuggingFace:
         ends = json.loads((path / "model.json").read_text())["path"][-1]
         return Source(given, storage_at(path.parent), path.name, EXPORTED, ends)
     if hf_parts.is_folder(path):
+        if job.tree.grouping:
+            raise UserError(
+                f"init_from={given}: a folder of Hugging Face starts blocks of one layer; leave "
+                "model.group out"
+            )
         stem = job.parts(["stem"])["stem"] if "stem" in _names(job) else None
         try:
             return HuggingFace(given, str(path), job.tree, hf_parts.is_gpt(stem))
@@ -146,11 +154,11 @@ def started(job: Job) -> tuple[Job, dict[str, Any]]:
     """The job whose parts begin with the weights that `init_from` names, and what to record."""
     settings, names = job.settings, _names(job)
     source = source_of(settings.init_from, job)
-    keys, theirs = source.contents(job.tree)
+    ours = _shapes(job.parts, names)
+    in_file = source.contents(job.tree)
+    keys, theirs = regrouped(in_file[0], ours, job.tree), regrouped(in_file[1], ours, job.tree)
     misfits = {
-        name: reason
-        for name, ours in _shapes(job.parts, names).items()
-        if (reason := _misfit(ours, theirs.get(name)))
+        name: reason for name, mine in ours.items() if (reason := _misfit(mine, theirs.get(name)))
     }
     taken = [name for name in names if name in keys and name not in misfits]
     if misfits and (settings.init_strict or not taken):
@@ -163,6 +171,44 @@ def started(job: Job) -> tuple[Job, dict[str, Any]]:
     record = {"from": source.place, "parts": taken, "fresh": list(misfits)}
     mine = {name: keys[name] for name in taken}
     return replace(job, parts=partial(_loaded, job.parts, source, mine)), record
+
+
+def regrouped(
+    contents: Mapping[str, Mapping[str, Value]], ours: Mapping[str, Shapes], tree: Tree
+) -> dict[str, dict[str, Value]]:
+    """What a file has for the parts of this run, where either may have several layers in a block:
+    layers are found by the single states between which they stand (core/grouping.py)."""
+    inner = {part for part, of in contents.items() if any(_layer("", name)[0] for name in of)}
+    ends = [int(_layer("0-0", name)[0].partition("-")[2]) for p in inner for name in contents[p]]
+    layers: dict[str, dict[str, Value]] = {}
+    for part, tensors in contents.items():
+        whole = part
+        if inner and part not in {
+            *inner,
+            "stem",
+        }:  # the file has groups, and its head counts blocks
+            whole = f"{max(ends)}-{max(ends) + 1}"
+        for name, value in tensors.items():
+            layer, rest = _layer(whole, name)
+            layers.setdefault(layer, {})[rest] = value
+    found: dict[str, dict[str, Value]] = {}
+    for part, mine in ours.items():
+        whole = part  # the layer of a part that is none of several
+        if tree.grouping and part == edge_name(tree.head):
+            whole = edge_name(tree.grouping.head)
+        known = [
+            (layer, name.removesuffix(r)) for name in mine for layer, r in [_layer(whole, name)]
+        ]
+        for layer, prefix in dict.fromkeys(known):
+            for rest, value in layers.get(layer, {}).items():
+                found.setdefault(part, {})[prefix + rest] = value
+    return found
+
+
+def _layer(part: str, tensor: str) -> tuple[str, str]:
+    """The layer that a tensor of a part belongs to, and its name there."""
+    inside = re.match(r"(\d+-\d+)\.(.+)", tensor)
+    return (inside[1], inside[2]) if inside else (part, tensor)
 
 
 def _loaded(

@@ -27,7 +27,6 @@ from treeprop_ray.run.initial import started
 from treeprop_ray.run.loggers import loggers
 from treeprop_ray.run.metrics import Log
 from treeprop_ray.run.progress import Bar
-from treeprop_ray.schedule.cost import chain_cost
 from treeprop_ray.schedule.ops import STEP
 
 
@@ -256,13 +255,9 @@ class Trainer:
         checkpoint.prune(self.folder.storage, done, s.keep_last, best)
 
     def _cost(self) -> dict[str, Any]:
-        """What the mean step costs beside one of backpropagation."""
-        tree = self.engine.tree
-        cost, chain = self.job.method.cost(self.settings, tree), chain_cost(tree)
-        if cost is None:
-            return {}
-        work, path = cost.work / chain.work, cost.path / chain.path
-        return {"cost": {"work": round(work, 4), "critical_path": round(path, 4)}}
+        """What the mean step costs in layers (schedule/cost.py)."""
+        cost = self.job.method.cost(self.settings, self.engine.tree)
+        return {"cost": {"work": cost.work, "critical_path": cost.path}} if cost else {}
 
     def _origin(self) -> dict[str, Any]:
         """Where the weights of the beginning came from, if not from the seed."""

@@ -157,6 +157,10 @@ def _figure(source: str, given: Mapping[str, Any], axes: Sequence[str]) -> Figur
     made = Figure(**{**given, "series": series if isinstance(series, list) else [series]})
     if made.kind not in FIGURES:
         raise UserError(f"{source}: figure.kind={made.kind}: one of {', '.join(FIGURES)}")
+    if made.kind == "scatter":
+        if not made.x or not made.y or made.series:
+            raise UserError(f"{source}: figure: a scatter has two metrics, x and y, and no series")
+        return made
     used = {made.x, made.y, *made.series} - {"", VALUE}
     if used != set(axes):
         raise UserError(

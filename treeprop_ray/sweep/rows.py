@@ -33,7 +33,7 @@ def flat(summary: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a run: <split>/<path>/<kind>, leak, correction_ratio, parameters_deployed.
 
     The path `spine` is the longest one along the spine. work and critical_path are those of the
-    mean step over backpropagation's.
+    mean step, in layers.
 
     best/full/<kind> is of the test split too, at the epoch with the best validation score. With
     eval_test=true there are highest/full/<kind>, the best test score, and late/full/<kind>, the
@@ -72,6 +72,8 @@ def figure(metric: str, value: float) -> str:
         return f"{100 * value:.2f}"
     if metric == "correction_ratio":
         return f"{value:.2g}"
+    if metric in ("work", "critical_path"):
+        return f"{value:g}"
     return f"{value:,.0f}" if metric.startswith("parameters") else f"{value:.3f}"
 
 

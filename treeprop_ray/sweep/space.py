@@ -37,7 +37,7 @@ from typing import Any
 from treeprop_ray.errors import UserError
 
 RANGES = ("uniform", "loguniform", "randint")
-FIGURES = ("heatmap", "curve", "bars")
+FIGURES = ("heatmap", "curve", "bars", "scatter")
 VALUE = "value"  # the axis of a table that runs over its metrics
 
 Axis = list[Any] | dict[str, list[Any]]  # values, or a range such as {uniform: [0, 1]}
@@ -77,7 +77,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """heatmap: x, y; curve and bars: x, and a line or bar for each setting of the axes `series`."""
+    """heatmap: x, y; curve and bars: x, and a line or bar for each setting of the axes `series`;
+    scatter: every setting by two metrics, x and y."""
 
     kind: str
     x: str
