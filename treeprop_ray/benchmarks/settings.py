@@ -23,6 +23,7 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "generate": "generate.run",
     "plan": "plan.run",
     "finetune": "finetune.run",
+    "replicas": "replicas.run",
 }
 
 
