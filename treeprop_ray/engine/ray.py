@@ -46,7 +46,10 @@ class RayEngine(Engine):
         self.owns_ray = owns_ray
         self.job = replace(job, batches=self._shipped(job))
         self.recovery = Recovery(self, job.settings)
-        self.start(job.method.plan(job.settings, job.tree, runtime.cluster()))
+        self.recovery.first(lambda: self.start(self._planned()))
+
+    def _planned(self) -> Plan:
+        return self.method.plan(self.job.settings, self.tree, runtime.cluster())
 
     def _shipped(self, job: Job) -> Callable[[], Batches]:
         """The batches in the object store: only the actor that opens them fetches them."""

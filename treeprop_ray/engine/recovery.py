@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from treeprop_ray.engine.ray import RayEngine
 
 REPLANS = 5
+ATTEMPTS = 20  # of one recovery, while actors are lost again on the way
 Answer = TypeVar("Answer")
 
 
@@ -42,6 +43,17 @@ class Recovery:
         self.pending: tuple[int, list[Any]] | None = None  # a point that is under way
         self.journal: dict[int, bool] = {}  # steps submitted since the point -> report
         self.failures = self.replayed = 0
+
+    def first(self, start: Callable[[], None]) -> None:
+        """Make the first actors; those that die meanwhile are made again."""
+        while True:
+            try:
+                return start()
+            except ActorLost as e:
+                self.failures += 1
+                if self.failures > self.settings.max_failures:
+                    raise
+                print(f"lost {e}; starting again", file=sys.stderr, flush=True)
 
     def step(self, step: int, report: bool) -> None:
         """Submit a step; now and then ask for a new point."""
@@ -91,16 +103,18 @@ class Recovery:
             self._recover(e)
 
     def _recover(self, error: ActorLost) -> None:
-        """Make lost actors anew, bring all to the point, replay."""
-        while True:
+        """Make lost actors anew, bring all to the point, replay. What is lost on the way belongs to
+        the same episode, which counts once and is over when the steps are done again."""
+        self.failures += 1
+        for attempt in range(ATTEMPTS + 1):
             driver = self.engine.driver
-            self.failures += 1
             self.pending = None
             lost = driver.lost()
             names = ", ".join(driver.roles[i].name for i in lost) or "a tensor"
-            if self.failures > self.settings.max_failures:
+            if self.failures > self.settings.max_failures or attempt == ATTEMPTS:
+                again = f", {attempt} times in a row" if attempt == ATTEMPTS else ""
                 raise TrainingError(
-                    f"lost {names} ({error}); that is failure {self.failures}, "
+                    f"lost {names}{again} ({error}); that is failure {self.failures}, "
                     f"max_failures={self.settings.max_failures}"
                 ) from error
             steps = sorted(self.journal.items())
@@ -115,6 +129,7 @@ class Recovery:
                 self._restore()
                 for step, report in steps:
                     self.engine.driver.step(step, report)
+                self.engine.driver.wait()
                 self.replayed += len(steps)
                 return
             except ActorLost as e:

@@ -163,12 +163,13 @@ class RunFolder:
         write_whole(self.path / "summary.json", text)
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """summary.json of a finished run; UserError for one that is damaged."""
+def read_summary(folder: Path, *keys: str) -> dict[str, Any]:
+    """summary.json of a finished run; UserError for one that is damaged or lacks some `keys`."""
+    keys = keys or tuple(SUMMARY)
     path = folder / "summary.json"
-    found: dict[str, Any] = read_json(path, *SUMMARY)
+    found: dict[str, Any] = read_json(path, *keys)
     for key, kind in SUMMARY.items():
-        if not isinstance(found[key], kind):
+        if key in found and not isinstance(found[key], kind):
             raise UserError(f"{path}: is damaged: {key} is {type(found[key]).__name__}")
     return found
 

@@ -17,7 +17,7 @@ from treeprop_ray.config import Settings
 from treeprop_ray.data import load
 from treeprop_ray.data.streams import resumed
 from treeprop_ray.engine import Engine, build
-from treeprop_ray.errors import TrainingError
+from treeprop_ray.errors import Terminated, TrainingError
 from treeprop_ray.methods import Job, job_of
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.callbacks import Callback, Scores, Together
@@ -113,14 +113,21 @@ class Trainer:
                     if self.stopped:
                         break
                     self._step(step)
+                    if self.bar.terminated:
+                        self._leave()
                 if self.stopped:
                     self._stop_here()
             self.wall += time.perf_counter() - self._began
             return self._finish()
         except TrainingError as e:
             raise TrainingError(f"{e}; last checkpoint: {self.saved or 'none yet'}") from e
+        except OSError as e:  # a full or lost disk
+            reason = " ".join(str(e).split())
+            raise TrainingError(f"{reason}; last checkpoint: {self.saved or 'none yet'}") from e
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self.saved) from None
+        except Terminated:
+            raise Terminated(self.saved) from None
         finally:
             try:
                 self.callbacks.on_close(self)
@@ -198,6 +205,12 @@ class Trainer:
         print(f"stopped after step {self.done} of {self.total_steps}: {self.stopped}", flush=True)
         if self.folder and self.done not in checkpoint.steps(self.folder.storage):
             self._save(self.done)
+
+    def _leave(self) -> None:
+        """SIGTERM: the step is done, its state is kept, and that is all."""
+        if self.folder and not self.saved.endswith(checkpoint.name_of(self.done)):
+            self._save(self.done)
+        raise Terminated(self.saved)
 
     def _resume(self, point: Checkpoint) -> None:
         N, split = self.engine.tree.N, self.settings.split
