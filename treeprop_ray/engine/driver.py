@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -81,8 +81,11 @@ class Driver:
         transport: str,
         wave_timeout: float = 600.0,
         probes: Mapping[str, Sequence[Call]] | None = None,
+        avoid: Collection[str] = (),
     ) -> None:
-        """`probes`: calls outside the step, by name; a role lists them after its step's calls."""
+        """`probes`: calls outside the step, by name; a role lists them after its step's calls.
+        `avoid`: ids of machines that others cannot reach."""
+        self.avoid = avoid
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
         self.probes = probes or {}
@@ -123,7 +126,12 @@ class Driver:
             self.group, self.owns_group = around, False
             self.first_bundle = len(around.bundle_specs) - count
         else:
-            self.group = placement_group(self.plan.bundles, strategy=self.plan.strategy)
+            elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(self.avoid))})"}
+            self.group = placement_group(
+                self.plan.bundles,
+                strategy=self.plan.strategy,
+                bundle_label_selector=[elsewhere] * count if self.avoid else None,
+            )
 
     def _actor(self, index: int) -> Any:
         """Start the actor of a role in its bundle. Ray must not restart it: state would be lost."""

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ray
 
 from treeprop_ray.config import Settings
-from treeprop_ray.engine import runtime, transport
-from treeprop_ray.engine.driver import PlacementBusy
+from treeprop_ray.engine import network, runtime, transport
+from treeprop_ray.engine.driver import ActorLate, PlacementBusy
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
 from treeprop_ray.hosts.base import State
 from treeprop_ray.schedule.placement import Cluster, Plan
@@ -125,6 +125,7 @@ class Recovery:
                 flush=True,
             )
             try:
+                self._avoid_cut_off(error, lost)
                 self._mend(lost)
                 self._restore()
                 for step, report in steps:
@@ -135,6 +136,22 @@ class Recovery:
             except ActorLost as e:
                 error = e
 
+    def _avoid_cut_off(self, error: ActorLost, lost: list[int]) -> None:
+        """Where nobody died and yet no answer came, machines may be cut off from each other."""
+        if lost and not isinstance(error, ActorLate):
+            return
+        machines = [m for m in runtime.machines() if m not in self.engine.avoid]
+        if len(machines) < 2:
+            return
+        pairs = network.cut_pairs(machines)
+        if avoid := network.to_avoid(pairs, machines[0]):
+            told = "; ".join(" and ".join(m[:8] for m in sorted(pair)) for pair in pairs)
+            left = ", ".join(m[:8] for m in sorted(avoid))
+            print(f"machines {told} cannot reach each other; going on without {left}",
+                  file=sys.stderr, flush=True)  # fmt: skip
+            self.engine.avoid |= avoid
+            self.engine.driver.close()  # so that new places are found
+
     def _mend(self, lost: list[int]) -> None:
         """The same actors if their places live on; else a new plan for what the cluster has."""
         driver = self.engine.driver
@@ -144,7 +161,8 @@ class Recovery:
         except ActorLost:
             driver.close()
         for _ in range(REPLANS):
-            plan = self._plan_for_rest(runtime.cluster(), len(driver.roles))
+            rest = runtime.cluster(self.engine.avoid)
+            plan = self._plan_for_rest(rest, len(driver.roles))
             try:
                 self.engine.start(plan)
             except PlacementBusy as e:  # a machine that has just died may still be counted

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import ray
@@ -114,9 +114,15 @@ def stop() -> None:
     ray.shutdown()
 
 
-def cluster() -> Cluster:
-    """What the running Ray has."""
-    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+def machines() -> list[str]:
+    """The ids of the machines of the running Ray; this one comes first."""
+    here = ray.get_runtime_context().get_node_id()
+    return sorted((n["NodeID"] for n in ray.nodes() if n["Alive"]), key=lambda i: (i != here, i))
+
+
+def cluster(avoid: Collection[str] = ()) -> Cluster:
+    """What the running Ray has; `avoid`: ids of machines that do not count."""
+    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in avoid]
     return Cluster(tuple((n.get("CPU", 0.0), n.get("GPU", 0.0)) for n in nodes))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from treeprop_ray.config import hidden
 from treeprop_ray.errors import TrainingError, UserError, warn
 from treeprop_ray.run.storage import MANIFEST, Storage, storage_at
 
@@ -76,7 +77,7 @@ def save(
     try:
         storage.put(name, fill)
     except Exception as e:  # safetensors and remote file systems wrap OSError in types of their own
-        reason = " ".join(str(e).split()) or repr(e)
+        reason = hidden(" ".join(str(e).split()) or repr(e))
         kind = NoRoom if is_full(e) else TrainingError
         raise kind(f"cannot write checkpoint {storage.at(name)}: {reason}") from e
     return storage.at(name)

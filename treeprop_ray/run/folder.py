@@ -127,11 +127,11 @@ class RunFolder:
 
     def _prepare(self) -> None:
         s = self.settings
-        key = f"storage={s.storage}" if s.storage else f"out={s.out}"
+        key = f"storage={config.hidden(s.storage)}" if s.storage else f"out={s.out}"
         try:
             self.storage.prepare()
         except Exception as e:  # remote file systems have errors of their own
-            raise UserError(f"{key}: cannot write there: {_reason(e)}") from e
+            raise UserError(f"{key}: cannot write there: {config.hidden(_reason(e))}") from e
 
     def _start_anew(self) -> None:
         """fresh=true: what this run has left behind goes; what is of another stays."""
@@ -237,7 +237,7 @@ def this_command() -> str:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     script = Path(sys.argv[0])
     started = ["-m", spec.name] if spec else [script.name if script.is_absolute() else str(script)]
-    return shlex.join(["python", *started, *sys.argv[1:]])
+    return shlex.join(["python", *started, *map(config.hidden, sys.argv[1:])])
 
 
 def _version(package: str) -> str:

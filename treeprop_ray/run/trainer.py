@@ -22,7 +22,7 @@ from treeprop_ray.methods import Job, job_of
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.callbacks import Callback, Scores, Together
 from treeprop_ray.run.checkpoint import Checkpoint
-from treeprop_ray.run.folder import RunFolder
+from treeprop_ray.run.folder import RunFolder, this_command
 from treeprop_ray.run.initial import started
 from treeprop_ray.run.loggers import loggers
 from treeprop_ray.run.metrics import Log
@@ -106,6 +106,8 @@ class Trainer:
         self.engine = build(self.job)
         try:
             self._open(point)
+            if self.folder and self.writes:
+                self.engine.watch(self._way_on)
             self.callbacks.on_start(self)
             self._began = time.perf_counter()
             with Bar(self.title, self.total_steps, self.start) as self.bar:
@@ -133,6 +135,12 @@ class Trainer:
                 self.callbacks.on_close(self)
             finally:
                 self.engine.close()
+
+    def _way_on(self) -> str:
+        """What a user needs to know whose run has lost its ground."""
+        assert self.folder is not None
+        command = self.folder.command or this_command()
+        return f"last checkpoint: {self.saved or 'none yet'}; this continues: {command}"
 
     def stop(self, why: str) -> None:
         """End the run after the step under way: scored, with a summary, finished."""
