@@ -93,7 +93,7 @@ def _run(
     given = [w for w in words if w.startswith("-")]
     for other in given:
         if other not in ("--cfg", *instead):
-            known = ", ".join(["--help", "--cfg", "--debug", *instead])
+            known = ", ".join(["--help", "--cfg", *instead, "--debug"])
             raise UserError(f"{other}: unknown flag; known: {known}; settings are key=value")
     settings = load([w for w in words if not w.startswith("-")])
     if given and given[0] in instead:
