@@ -6,7 +6,6 @@ The driver compares names and shapes; each host then reads the tensors of its ow
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from treeprop_ray.config import is_remote
 from treeprop_ray.core.network import edge_name
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError, first_line
@@ -25,6 +25,7 @@ from treeprop_ray.methods import Job
 from treeprop_ray.methods.job import Parts
 from treeprop_ray.models import hf_parts
 from treeprop_ray.run import checkpoint
+from treeprop_ray.run.files import read_json
 from treeprop_ray.run.folder import checkpoints_of, run_settings
 from treeprop_ray.run.storage import Storage, storage_at
 
@@ -119,7 +120,13 @@ def source_of(given: str, job: Job) -> Source | HuggingFace:
         return Source(given, storage_at(parent), name)
     path = Path(given).resolve()
     if (path / "config.yaml").is_file():
-        storage = checkpoints_of(run_settings(str(path)), path)
+        of_run = run_settings(str(path))
+        if is_remote(of_run.storage):
+            raise UserError(
+                f"init_from={given}: its checkpoints are at {of_run.storage}, which a file says; "
+                f"give the address itself: init_from={of_run.storage}/{path.name}/step-…"
+            )
+        storage = checkpoints_of(of_run, path)
         point = checkpoint.newest(storage)
         if point is None:
             raise UserError(f"init_from={given}: the run has no checkpoint")
@@ -127,7 +134,10 @@ def source_of(given: str, job: Job) -> Source | HuggingFace:
     if (path / checkpoint.FILES[0]).is_file():
         return Source(given, storage_at(path.parent), path.name)
     if (path / EXPORTED).is_file() and (path / "model.json").is_file():
-        ends = json.loads((path / "model.json").read_text())["path"][-1]
+        listed = read_json(path / "model.json", "path")["path"]
+        if not isinstance(listed, list) or not listed or not isinstance(listed[-1], int):
+            raise UserError(f"{path / 'model.json'}: is damaged: path must be a list of numbers")
+        ends = listed[-1]
         return Source(given, storage_at(path.parent), path.name, EXPORTED, ends)
     if hf_parts.is_folder(path):
         if job.tree.grouping:

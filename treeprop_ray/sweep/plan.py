@@ -18,7 +18,9 @@ from omegaconf import OmegaConf
 
 from treeprop_ray import config, methods
 from treeprop_ray.config import RESUMABLE, Settings
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, warn
+from treeprop_ray.run import files
+from treeprop_ray.run.folder import read_summary
 from treeprop_ray.sweep.parsing import check_axis, check_seeds, load_space
 from treeprop_ray.sweep.space import Axis, Base, Case, Point, Space, grid_points, show
 
@@ -29,6 +31,10 @@ TAKEN = {
     "name": "trials have names of their own; use storage=… for another folder",
     "fresh": "remove the sweep's folder to start anew",
 }
+COUNTED = (
+    "final", "epochs", "wall_seconds", "commit", "date", "hardware", "versions",
+    "parameters_deployed",
+)  # fmt: skip # of a summary: what a row needs
 FINISHED, STOPPED, FAILED, PART, NEW = "finished", "stopped", "failed", "part done", "new"
 
 
@@ -264,8 +270,13 @@ def past_trials(sweep: Sweep) -> list[Trial]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON file, or None where there is none that can be read."""
-    try:
-        return cast("dict[str, Any]", json.loads(path.read_text()))
-    except (OSError, ValueError):
+    """A mapping of a JSON file, or None where there is none; one that is damaged is said."""
+    if not path.is_file():
         return None
+    try:
+        is_summary = path.name == "summary.json"
+        found = read_summary(path.parent, *COUNTED) if is_summary else files.read_json(path)
+    except UserError as e:
+        warn(str(e))
+        return None
+    return found if isinstance(found, dict) else None
