@@ -15,8 +15,8 @@ max_failures wave_timeout timeline_steps ray device precision threads microbatch
 compile compile_backend
 epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_norms momentum
 betas eps schedule warmup clip patience
-split family objective alpha beta correction correction_scale sigma noise_schedule mc_samples
-target_gradient detach_levels weights
+split family objective alpha beta correction correction_scale input ce_at reduction
+bernoulli levels sigma noise_schedule mc_samples target_gradient detach_levels weights
 model data time probe cff loss
 log_every loggers wandb mlflow eval_every eval_test checkpoint_every storage keep_last keep_best
 """
