@@ -4,7 +4,7 @@
     python tests/mutants.py optim rng     # those whose file or change contains one of the words
 
 A mutant is applied to a copy of the package, which the tests then import: first those of the file
-itself, and if they pass, all that could notice. docs/architecture.md has the last result.
+itself, and if they pass, all that could notice. docs/mutants.md has the last result.
 """
 
 # ruff: noqa: E501 (lines of the core, as they stand)
@@ -117,6 +117,7 @@ def survives(folder: Path, file: str, line: str, change: str, tests: str) -> boo
 def passes(folder: Path, tests: str) -> bool:
     """Whether tests pass in a copy of the project."""
     words = ["-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *tests.split()]
+    words.append("--hypothesis-profile=first_failure")
     env = {**os.environ, "PYTHONPATH": str(folder), "HYPOTHESIS_STORAGE_DIRECTORY": str(folder)}
     run = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True)
     if run.returncode >= 4:  # no such test, or none at all
