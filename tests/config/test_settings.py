@@ -14,7 +14,7 @@ engine placement hosts cpus_per_actor gpus_per_actor strategy transport in_fligh
 max_failures wave_timeout timeline_steps ray device precision threads microbatches recompute
 compile compile_backend
 epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_norms momentum
-betas eps schedule warmup clip finish patience
+betas eps schedule warmup clip finish finish_path patience
 split family objective alpha beta correction correction_scale sigma noise_schedule mc_samples
 target_gradient detach_levels weights
 model data time probe cff loss
