@@ -14,7 +14,7 @@ engine placement hosts cpus_per_actor gpus_per_actor strategy transport in_fligh
 max_failures wave_timeout timeline_steps ray device precision threads microbatches recompute
 compile compile_backend
 epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_norms momentum
-betas eps schedule warmup clip patience
+betas eps schedule warmup clip finish finish_path patience
 split family objective alpha beta correction correction_scale input ce_at reduction
 bernoulli levels sigma noise_schedule mc_samples target_gradient detach_levels weights
 model data time probe cff loss
@@ -45,6 +45,7 @@ def test_what_may_differ_when_a_run_is_taken_up_again() -> None:
         ([], True),
         (["schedule=cosine"], False),
         (["warmup=0.1"], False),
+        (["finish=0.1"], False),
         (["method=cff"], False),
         (["method=bp"], True),
         (["cff.head_share=0.5"], True),

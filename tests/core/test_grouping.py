@@ -17,7 +17,8 @@ from treeprop_ray.core.network import STEM, Shape
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
-from treeprop_ray.models import blueprint
+from treeprop_ray.inference.decoding import Decoder
+from treeprop_ray.models import blueprint, hf
 from treeprop_ray.schedule.cost import chain_cost, tree_cost
 
 GPT = ["experiment=text_small", "model.hidden=12", "model.heads=2"]
@@ -33,9 +34,7 @@ SHAPES = {
 def network_of(words: list[str]) -> TreeNetwork:
     settings = config.load(words)
     recipe = blueprint(settings, SHAPES[settings.model.name])
-    made = TreeNetwork.from_blueprint(recipe, recipe.tree(settings.split), 1)
-    assert isinstance(made, TreeNetwork.__mro__[1])
-    return made  # type: ignore[return-value]
+    return TreeNetwork.from_blueprint(recipe, recipe.tree(settings.split), 1)  # type: ignore
 
 
 @pytest.mark.parametrize("words", [GPT, VIT, MLP], ids=["gpt", "vit", "mlp"])
@@ -52,6 +51,24 @@ def test_the_chain_is_the_one_without_groups(words: list[str]) -> None:
     short = [name for name, _ in coarse.path([0, 2, 3, 4]).named_children()]
     assert short == ["stem", "0-2", "2-4", "4-5", "5-6", "6-7", "7-8"]
     assert coarse.tree.N == 4 and len(coarse.parts()) == 6  # stem, 4 of the chain, 0-2
+
+
+def test_paths_of_a_language_model_are_gpt2_and_decode() -> None:
+    """Hugging Face's files of the chain are those of the network without groups; a short path has
+    its layers, and continues a text with its cache as it reads it at once."""
+    coarse = [*GPT, "model.group=[2,2,3]", "model.auxiliary_layers=2"]
+    model, network = config.load(coarse).model, network_of(coarse)
+    about, state = hf.state_of(network.chain(), model)
+    _, plain = hf.state_of(network_of(GPT).chain(), model)
+    assert about["n_layer"] == 7 and state.keys() == plain.keys()
+    assert all(torch.equal(state[key], value) for key, value in plain.items())
+    path = network.path([0, 2, 3, 4])
+    assert hf.state_of(path, model)[0]["n_layer"] == 5
+    decoder, tokens = Decoder(path), [3, 1, 4, 1, 5]
+    decoder.logits(tokens[:3])
+    with torch.no_grad():
+        whole = path(torch.tensor([tokens]))[0, -1]
+    assert torch.allclose(decoder.logits(tokens)[0], whole, atol=1e-5)
 
 
 def test_sizes() -> None:

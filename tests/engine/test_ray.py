@@ -126,15 +126,21 @@ def test_tied_weights_equal_local(placement: list[str]) -> None:
     [
         ([*ROUGH, "model.blocks=7", "model.hidden=8", "batch=32"], ["placement=per_node"]),
         (
-            [*GPT, "model.blocks=8", "model.group=[2,2,3]", "model.auxiliary_layers=2"],
+            [
+                *GPT,
+                "model.blocks=8",
+                "model.group=[2,2,3]",
+                "model.auxiliary_layers=2",
+                "finish_path=spine-2",
+            ],
             ["placement=packed", "hosts=2"],
         ),
     ],
     ids=["nodes", "groups"],
 )
 def test_a_finish_by_backpropagation_equals_local(words: list[str], placement: list[str]) -> None:
-    """Three steps of the tree, two of the chain over the same actors, of which some have none of
-    its blocks; tied weights and several layers in a block."""
+    """Three steps of the tree, two of a path over the same actors, of which some have none of its
+    blocks; tied weights and several layers in a block."""
     compare([*words, "finish=0.85"], *placement)
 
 

@@ -247,7 +247,7 @@ def pids() -> dict[str, int]:
 
 
 def test_killed_actors_leave_the_weights_as_they_were(local_ray: None) -> None:
-    words = [*BASE, "beta=0.5", "clip=0.05", "microbatches=2"]
+    words = [*BASE, "beta=0.5", "clip=0.05", "microbatches=2", "finish=0.5"]  # from step 20 on
     samples = data.load(config.load(words))
     oracle = engine_of(config.load(words), samples, 60)
     more = ["engine=ray", "placement=packed", "hosts=3", "snapshot_every=4", "max_failures=20"]

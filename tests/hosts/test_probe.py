@@ -27,7 +27,7 @@ from treeprop_ray.hosts.probe_row import columns
 from treeprop_ray.run import checkpoint
 from treeprop_ray.schedule.ops import Layout
 from treeprop_ray.schedule.placement import pack
-from treeprop_ray.schedule.probe import chain_owner, probe_calls
+from treeprop_ray.schedule.probe import owner_of, probe_calls
 
 Command = Callable[..., Result]
 GAUSSIAN = {"alpha": 0.9, "beta": 0.5, "sigma": 0.1, "correction_scale": 3.0}
@@ -223,7 +223,8 @@ def test_calls_visit_every_block_once_and_read_what_was_made(N: int, kind: str) 
             done = sorted(op.n for call in calls[name] for op in call.ops if op.verb == verb)
             assert done == sorted([*tree.nodes] * 2)
     for n in tree.nodes:
-        assert (n - 1, n) in (chain_owner(tree, n).left, chain_owner(tree, n).right)
+        owner = owner_of(tree, (n - 1, n))
+        assert (n - 1, n) in (owner.left, owner.right)
 
 
 # -- neutrality -----------------------------------------------------------------------------------

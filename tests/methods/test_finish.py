@@ -11,12 +11,13 @@ import torch
 from conftest import StopAt, Stopped, engine_of
 from torch import Tensor
 
-from treeprop_ray import config, data, methods
+from treeprop_ray import TreeNetwork, config, data, methods
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import State
+from treeprop_ray.models import blueprint
 from treeprop_ray.run.trainer import Trainer
 from treeprop_ray.schedule.ops import STEP
-from treeprop_ray.schedule.probe import CHAIN
+from treeprop_ray.schedule.probe import FINISH
 
 SMALL = ["model.hidden=8", "batch=32", "model.activation=tanh", "alpha=1", "beta=0"]
 GPT = ["experiment=text_small", "model.hidden=8", "model.heads=2", "data.length=8", "batch=6",
@@ -87,11 +88,42 @@ def test_one_schedule_and_a_kept_optimizer() -> None:
     assert {v for k, v in counts.items() if k.partition("/")[0] in auxiliary} == {3.0}
 
 
+def test_a_finish_along_a_short_path() -> None:
+    """Plain gradient descent on the network that the path is; all other parts stay."""
+    words = ["finish=1", "finish_path=spine-2", "optimizer=sgd", "momentum=0", "weight_decay=0",
+             "lr=0.1", "microbatches=2"]  # fmt: skip
+    engine = engine_for(words)
+    settings, samples = engine.job.settings, data.load(config.load(SMALL))
+    network = TreeNetwork.from_blueprint(
+        blueprint(settings, samples.shape), engine.tree, settings.seed
+    )
+    untouched = network.state_dict()
+    untouched = {k: v.clone() for k, v in untouched.items()}
+    path, batches = network.path([0, 4, 6, 8]), engine.job.batches()
+    for step in range(3):
+        engine.step(step, report=False)
+        x, y = batches(step)
+        torch.nn.functional.cross_entropy(path(x), y).backward()
+        for p in path.parameters():
+            assert p.grad is not None
+            p.data -= 0.1 * p.grad
+            p.grad = None
+    weights = engine.state()[0]
+    for key, value in network.state_dict().items():
+        mine = weights[key.removeprefix("edges.").replace(".", "/", 1)]
+        assert torch.allclose(mine, value, atol=1e-6), key
+        moved = key.removeprefix("edges.").partition(".")[0] in ("0-4", "4-6", "7-8")
+        assert torch.equal(mine, untouched[key]) != moved, key
+    assert engine.method.stages(engine.job)["finish"]["block_applications_per_step"] == 3
+    cost = engine.method.cost(settings, engine.tree)
+    assert (cost.work, cost.path) == (6, 6)
+
+
 def test_which_steps_are_the_last() -> None:
     for finish, total, first in ((0, 8, 8), (0.25, 8, 6), (0.001, 8, 7), (1, 8, 0), (0.1, 30, 27)):
         engine = engine_for([f"finish={finish}"], total)
         passes = [engine.job.pass_at(step) for step in range(total)]
-        assert passes == [STEP] * first + [CHAIN] * (total - first)
+        assert passes == [STEP] * first + [FINISH] * (total - first)
 
 
 def test_a_probe_in_the_finish_leaves_the_run_alone() -> None:
@@ -150,3 +182,12 @@ def test_the_number_of_steps_is_settled(tmp_path: Path) -> None:
 def test_what_has_no_finish_is_refused(words: list[str]) -> None:
     with pytest.raises(UserError, match=r"finish=0\.5"):
         methods.checked(config.load([*words, "finish=0.5"]))
+
+
+def test_a_path_that_is_not_there_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="finish_path=spine-9: one of spine-1, spine-2, spine-3, full"
+    ):
+        methods.checked(config.load(["finish=0.5", "finish_path=spine-9"]))
+    with pytest.raises(UserError, match="finish_path=spine-1: needs finish"):
+        methods.checked(config.load(["finish_path=spine-1"]))

@@ -104,6 +104,31 @@ def test_a_short_path_is_a_model_with_fewer_layers(name: str, tmp_path: Path) ->
         assert torch.equal(short(x).logits, network.path(path)(x))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_several_layers_in_a_block(name: str, tmp_path: Path) -> None:
+    """The model's layers one by one along every path, with what they read besides the state; a fit
+    with backpropagation at its end changes them all."""
+    torch.manual_seed(0)
+    make, inputs = MODELS[name]
+    model, x = make(layers=6).eval(), inputs()
+    with torch.no_grad():
+        expected = model(x).logits
+    network = TreeNetwork.from_pretrained(model, group=2, auxiliary_layers=3)
+    assert network.tree.N == 4 and torch.equal(logits_of(network, x), expected)
+    words = {"epochs": 1, "batch": 4, "sigma": 0.01, "alpha": 1.0, "beta": 0.0, "finish": 0.5}
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    fit(network, x, x, **words)
+    after = network.state_dict()
+    layers = [f"edges.{i // 2}-{i // 2 + 1}.{i}-{i + 1}." for i in range(6)]
+    for layer in layers:
+        assert any(not torch.equal(before[k], after[k]) for k in after if k.startswith(layer))
+    network.eval().save_pretrained(tmp_path, path="spine-2")
+    short = type(model).from_pretrained(tmp_path).eval()
+    assert short.config.num_hidden_layers == 5  # three auxiliary layers, a block of two
+    with torch.no_grad():
+        assert torch.equal(short(x).logits, network.path([0, 2, 3, 4])(x))
+
+
 def test_auxiliary_blocks_are_copies_of_the_middle_or_fresh() -> None:
     model, _ = model_of("gpt2")
     middle = TreeNetwork.from_pretrained(model).block((0, 2)).layer.attn.c_attn.weight

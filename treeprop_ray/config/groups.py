@@ -249,12 +249,15 @@ class Training:
     clip: float = opt(0.0, "clip the global gradient norm; 0 = off", low=0, changeable=True)
     finish: float = opt(
         0.0,
-        "tree: share of all steps, the last, by backpropagation of the deployed chain, on the same "
+        "tree: share of all steps, the last, by backpropagation of finish_path, on the same "
         "actors, with the same optimizer and schedule (chain_lr ends where it begins)",
         low=0,
         high=1,
         of_total=True,
         later=True,
+    )
+    finish_path: str = opt(
+        "full", "the path of the last steps: full (the deployed chain) or spine-k", later=True
     )
     patience: int = opt(
         0,

@@ -15,6 +15,7 @@ from treeprop_ray.hosts.base import Held, Share, Verb, there
 from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.hosts.probe import Gauge, HostProbe
 from treeprop_ray.schedule.ops import Call, Op
+from treeprop_ray.schedule.probe import edge_of
 
 
 class TreeHost(BlockHost):
@@ -53,7 +54,9 @@ class TreeHost(BlockHost):
                     self.nodes[n].losses = losses
         self.stem_alone = False  # whether a step begins with a call of the stem alone
         self.gauge: Gauge | None = None  # while a probe is under way
-        self.graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # chain: (piece, block)
+        self.graphs: dict[
+            tuple[int, int], tuple[Tensor, Tensor]
+        ] = {}  # along a path: (piece, state)
         self.stem_trains = stem_trains
         self.own_verbs: dict[str, Verb] = {
             "open": self._open, "lift": self._lift, "answer": self._answer, "head": self._head,
@@ -134,9 +137,10 @@ class TreeHost(BlockHost):
         held[f"r{op.n}"] = add(adj_r, from_right[1])
 
     def _ahead(self, op: Op, held: Held, piece: Piece) -> None:
-        """Chain block n, into z_n; what stands before it may be in another host."""
-        z_in = there(held, op.reads[0]).detach().requires_grad_(op.n > 1 or self.stem_trains)
-        z_out = self.run_part((op.n - 1, op.n), z_in, piece)
+        """A block of a path, into z_n; what stands before it may be in another host."""
+        edge = edge_of(op)
+        z_in = there(held, op.reads[0]).detach().requires_grad_(edge[0] > 0 or self.stem_trains)
+        z_out = self.run_part(edge, z_in, piece)
         self.graphs[piece.index, op.n] = (z_in, z_out)
         held[op.writes[0]] = z_out.detach()
 

@@ -125,10 +125,10 @@ class Method(ABC):
                 "recompute=true: is for method=tree and bp over blocks, not "
                 f"method={settings.method} model.name={settings.model.name}"
             )
-        if settings.finish and not self.finishes:
+        if (settings.finish or settings.finish_path != "full") and not self.finishes:
             raise UserError(
-                f"finish={settings.finish}: is for method=tree over blocks, not "
-                f"method={settings.method} model.name={settings.model.name}"
+                f"finish={settings.finish} finish_path={settings.finish_path}: is for method=tree "
+                f"over blocks, not method={settings.method} model.name={settings.model.name}"
             )
         if settings.precision == "fp16" and self.over_time:
             raise UserError(

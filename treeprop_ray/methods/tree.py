@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from treeprop_ray.config import Settings, family_of, run_name
+from treeprop_ray.config import Settings, dotted, family_of, run_name
 from treeprop_ray.core.frozen import still_in_tree
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.optim import OptimizerRule
@@ -20,7 +20,7 @@ from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.cost import Cost, chain_cost, tree_cost
 from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Cluster, Plan, plan_tree
-from treeprop_ray.schedule.probe import CHAIN, probe_calls
+from treeprop_ray.schedule.probe import FINISH, path_calls, probe_calls
 from treeprop_ray.schedule.tree import one_step
 
 
@@ -45,6 +45,12 @@ class TreeProp(BlockMethod):
             )
         if settings.reduction == "sigma" and not bernoulli and settings.sigma == 0:
             raise UserError("reduction=sigma: divides by sigma^2; needs sigma above 0")
+        if settings.finish and not dotted(settings.model.name):
+            finish_path(settings, self.tree(settings))
+        if settings.finish_path != "full" and not settings.finish:
+            raise UserError(
+                f"finish_path={settings.finish_path}: needs finish, a share of the steps"
+            )
         if settings.finish and settings.patience:
             raise UserError(
                 f"patience={settings.patience}: finish={settings.finish} is the end of the run, "
@@ -88,19 +94,24 @@ class TreeProp(BlockMethod):
         return one_step(job.tree, job.rule, plan.layout, job.stem_trains, pieces)
 
     def other_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
-        """The chain, for the probe and for the end of a run; and the probe's forward waves."""
-        return probe_calls(job.tree, job.rule, plan.layout, job.stem_trains, job.settings.pieces)
+        """The probe's passes, and the path of the end of a run."""
+        words = (job.tree, job.rule, plan.layout, job.stem_trains, job.settings.pieces)
+        if not job.settings.finish:
+            return probe_calls(*words)
+        path = finish_path(job.settings, job.tree)
+        return {FINISH: path_calls(*words, path), **probe_calls(*words)}
 
     def pass_at(self, job: Job, step: int) -> str:
-        """The chain in the last steps, if the settings say so."""
-        return STEP if step < finish_of(job.settings, job.total_steps) else CHAIN
+        """Backpropagation in the last steps, if the settings say so."""
+        return STEP if step < finish_of(job.settings, job.total_steps) else FINISH
 
     def stages(self, job: Job) -> dict[str, dict[str, int]] | None:
-        """The tree, and the chain at the end."""
+        """The tree, and the path at the end."""
         first, steps = finish_of(job.settings, job.total_steps), job.total_steps
         if first == steps:
             return None
-        each = block_applications(job.rule, job.tree), chain_cost(job.tree).trained
+        last = chain_cost(job.tree, finish_path(job.settings, job.tree))
+        each = block_applications(job.rule, job.tree), last.trained
         rows = zip(("tree", "finish"), (first, steps - first), each, strict=True)
         return {n: {"steps": k, "block_applications_per_step": a} for n, k, a in rows}
 
@@ -133,9 +144,11 @@ class TreeProp(BlockMethod):
         return out
 
     def cost(self, settings: Settings, tree: Tree) -> Cost:
-        """The waves with an actor for every node, and the chain at the end."""
+        """The waves with an actor for every node, and the path at the end."""
         cost = tree_cost(tree, Rule.of(settings, family_of(settings)))
-        return cost.mixed(chain_cost(tree), settings.finish)
+        if not settings.finish:
+            return cost
+        return cost.mixed(chain_cost(tree, finish_path(settings, tree)), settings.finish)
 
     def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
         """Level and interval of its nodes."""
@@ -165,10 +178,18 @@ class TreeProp(BlockMethod):
 
 
 def finish_of(settings: Settings, total_steps: int) -> int:
-    """The first step that goes by the chain; the number of steps if none does."""
+    """The first step by backpropagation; the number of steps if none is."""
     if settings.finish == 0:
         return total_steps
     return total_steps - max(1, round(settings.finish * total_steps))
+
+
+def finish_path(settings: Settings, tree: Tree) -> list[int]:
+    """The path of the last steps; UserError where the tree has none of that name."""
+    if settings.finish_path not in tree.named_paths:
+        names = ", ".join(tree.named_paths)
+        raise UserError(f"finish_path={settings.finish_path}: one of {names}")
+    return tree.named_paths[settings.finish_path]
 
 
 def block_applications(rule: Rule, tree: Tree) -> int:

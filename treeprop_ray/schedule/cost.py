@@ -55,9 +55,9 @@ def span(calls: Sequence[Call], cost: Callable[[Call], float]) -> float:
     return max(free.values())
 
 
-def chain_cost(tree: Tree) -> Cost:
-    """Backpropagation of the chain: everything waits for everything."""
-    layers = sum(map(tree.layers, tree.path_edges(tree.chain)))
+def chain_cost(tree: Tree, path: Sequence[int] | None = None) -> Cost:
+    """Backpropagation of the chain, or of another path: everything waits for everything."""
+    layers = sum(map(tree.layers, tree.path_edges(path or tree.chain)))
     return Cost(2 * layers, 2 * layers, layers, layers)
 
 

@@ -1,7 +1,7 @@
 """Other passes over the hosts of a tree's step. Pure Python, no torch, no Ray.
 
     chain   forward and backward of the deployed chain, block by block, over whoever owns the
-            blocks: for the probe, and as a training step at the end of a run (finish)
+            blocks, for the probe; along any path as a training step at the end of a run (finish)
 
         boundary   open                                 top            close
         node 1           ahead 1 2                            back 2 1
@@ -18,46 +18,62 @@ and m<n> the mean of its factor.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from treeprop_ray.core.rule import Rule
-from treeprop_ray.core.tree import Node, Tree
+from treeprop_ray.core.tree import Edge, Node, Tree
 from treeprop_ray.schedule.ops import Call, Layout, Op, Wave, interleave, make_calls
 from treeprop_ray.schedule.tree import answers
 
-CHAIN, SWEEP = "chain", "sweep"  # names of the passes
+FINISH = "finish"  # the pass of a training step along a path
 Rows = tuple[int, str, int, dict[int, list[Op]]]
+
+
+def path_calls(
+    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int, path: Sequence[int]
+) -> list[Call]:
+    """Backpropagation along a path, as a training step."""
+    waves = [chain_waves(tree, rule, layout, stem_trains, m, path) for m in range(pieces)]
+    return interleave(waves, stride=1)
 
 
 def probe_calls(
     tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int
 ) -> dict[str, list[Call]]:
     """The calls of one batch of each of the probe's two passes."""
-    chain = [chain_waves(tree, rule, layout, stem_trains, m) for m in range(pieces)]
     sweep = [sweep_waves(tree, rule, layout, m) for m in range(pieces)]
-    return {CHAIN: interleave(chain, stride=1), SWEEP: interleave(sweep, stride=3)}
+    chain = path_calls(tree, rule, layout, stem_trains, pieces, tree.chain)
+    return {"chain": chain, "sweep": interleave(sweep, stride=3)}
 
 
-def chain_owner(tree: Tree, n: int) -> Node:
-    """The node that owns chain block n, the edge (n - 1, n), for n < N: one of its two ends."""
-    return tree.nodes[n] if tree.nodes[n].l == n - 1 else tree.nodes[n - 1]
+def owner_of(tree: Tree, edge: Edge) -> Node:
+    """The node that owns an edge that does not end at N: one of its two ends."""
+    l, r = edge
+    return tree.nodes[r] if tree.nodes[r].l == l else tree.nodes[l]
+
+
+def edge_of(op: Op) -> Edge:
+    """The block that an op `ahead` runs: from the state that it reads to the one that it makes."""
+    return int(op.reads[0].removeprefix("z")), op.n
 
 
 def chain_waves(
-    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, piece: int
+    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, piece: int, path: Sequence[int]
 ) -> list[Wave]:
     """Consecutive blocks of one host share a call."""
-    N, boundary = tree.N, layout.boundary
-    hosts = [(layout.host_of[chain_owner(tree, n).n], n) for n in range(1, N)]
-    runs = [(h, [n for _, n in run]) for h, run in itertools.groupby(hosts, lambda pair: pair[0])]
+    N, boundary, top = tree.N, layout.boundary, path[-2]
+    edges = tree.path_edges(path)[:-1]
+    hosts = [(layout.host_of[owner_of(tree, edge).n], edge) for edge in edges]
+    runs = [(h, [e for _, e in run]) for h, run in itertools.groupby(hosts, lambda pair: pair[0])]
     waves: list[tuple[str, int, list[Op]]] = [
         ("stem", boundary, [Op("open", 0, (), ("z0", *rule.side_inputs))])
     ]
     for host, run in runs:
-        ops = [Op("ahead", n, (f"z{n - 1}", *rule.side_inputs), (f"z{n}",)) for n in run]
+        ops = [Op("ahead", r, (f"z{l}", *rule.side_inputs), (f"z{r}",)) for l, r in run]
         waves.append(("forward", host, ops))
-    waves.append(("head", boundary, [Op("top", N, (f"z{N - 1}",), (f"a{N - 1}",))]))
+    waves.append(("head", boundary, [Op("top", N, (f"z{top}",), (f"a{top}",))]))
     for host, run in reversed(runs):
-        ops = [Op("back", n, (f"a{n}",), (f"a{n - 1}",)) for n in reversed(run)]
+        ops = [Op("back", r, (f"a{r}",), (f"a{l}",)) for l, r in reversed(run)]
         waves.append(("backward", host, ops))
     if stem_trains:
         waves.append(("stem_backward", boundary, [Op("close", 0, ("a0",))]))
