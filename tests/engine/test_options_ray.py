@@ -65,7 +65,7 @@ def test_actors_equal_one_process(
 ) -> None:
     words = [word.replace("=source", f"={source}") for word in words]
     weights = {}
-    for engine in (["engine=local"], ["engine=ray", "placement=packed", "hosts=3"]):
+    for engine in (["engine=local"], ["engine=ray", "placement=packed", "hosts=2"]):
         words_of = [*WORDS, *words, *engine, f"out={tmp_path}", f"name={engine[0][7:]}"]
         done = command("train", *words_of)
         assert done.code == 0, done.err
