@@ -23,6 +23,7 @@ def test_validation_chooses_and_transformers_alone_gives_equal_logits(
         return whole("text_small", size, windows)  # WikiText may not be here
 
     monkeypatch.setattr(finetune, "text", helps)
+    assert len(whole("text_small", finetune.Size(), 4096).validation) == 128
     rows, same = finetune.study(replace(SMALL, rates=(1e-30, 1e-2)))
     assert same == "equal logits, bit for bit"
     before, *tuned = rows

@@ -60,8 +60,8 @@ class Size:
     width: int = 128
     length: int = 64
     windows: int = 1024  # to fine-tune on
-    held: int = 256  # of the validation and of the test split
-    pretrain: tuple[int, int, float] = (4096, 2, 3e-3)  # windows, epochs, learning rate
+    held: int = 128  # of the validation and of the test split
+    pretrain: tuple[int, int, float] = (4096, 1, 3e-3)  # windows, epochs, learning rate
     epochs: int = 2
     rates: Sequence[float] = (3e-4, 1e-3, 3e-3)
 
@@ -77,11 +77,9 @@ class Stage:
 def candidates(size: Size) -> dict[str, list[Stage]]:
     """Ways to fine-tune; all of them go over the same windows equally often."""
     half, rest = size.epochs // 2, size.epochs - size.epochs // 2
-    frozen = {**TREE, "freeze": ["stem", f"0..{size.layers}", "head"]}
     return {
         "BP": [Stage(size.epochs, BP)],
         "TreeProp": [Stage(size.epochs, TREE)],
-        "TreeProp, at first auxiliary blocks alone": [Stage(half, frozen), Stage(rest, TREE)],
         "TreeProp, then BP": [Stage(half, TREE), Stage(rest, BP)],
     }
 
@@ -90,8 +88,11 @@ def text(experiment: str, size: Size, windows: int) -> DataSet:
     """The first windows of a text and of its held-out splits."""
     words = [f"experiment={experiment}", f"data.length={size.length}", f"data.limit={windows}"]
     whole = data.load(config.load(words))
-    few = torch.arange(size.held)
-    return replace(whole, validation=whole.validation.part(few), test=whole.test.part(few))
+    validation, test = (
+        split.part(torch.arange(min(size.held, len(split))))
+        for split in (whole.validation, whole.test)
+    )
+    return replace(whole, validation=validation, test=test)
 
 
 def train(
@@ -107,8 +108,6 @@ def train(
     steps = samples.total_steps(settings.step_samples, epochs, 0, 0)
     trainer = Trainer(methods.job_over(network, settings, samples, steps), None, [])
     summary = trainer.train()
-    for p in network.parameters():
-        p.requires_grad_(True)
     for name, module in named(network.cpu().parts()).items():
         if state := part_state(trainer.weights, name):  # BP has no auxiliary blocks
             module.load_state_dict(state)
@@ -208,7 +207,7 @@ def run(bench: BenchSettings) -> None:
     notes = [
         f"`LlamaForCausalLM`, {size.layers} layers of width {size.width}, bytes as tokens, windows "
         f"of {size.length}. Pre-trained by BP on {windows} windows of Python's help texts "
-        f"({epochs} epochs, lr {rate:g}), then fine-tuned on the first {size.windows} windows of "
+        f"({epochs} epoch, lr {rate:g}), then fine-tuned on the first {size.windows} windows of "
         f"WikiText-2, {size.epochs} epochs of batch {WORDS['batch']} for everybody; scored on the "
         f"first {size.held} windows of the validation and the test split after the last step. "
         "AdamW with a cosine schedule, begun anew in each half of a candidate in two halves. "
