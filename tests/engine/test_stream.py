@@ -177,7 +177,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 CASES: list[Sequence[str]] = [
     ["placement=packed", "hosts=2"],
-    ["placement=packed", "hosts=3", "beta=0.5", "clip=0.05", "microbatches=3"],
+    ["placement=packed", "hosts=3", "beta=0.5", "clip=0.05", "microbatches=3", "head_copies=1"],
     ["placement=per_node", "objective=node_all_ce"],
     ["method=bp", "placement=packed", "hosts=3", "microbatches=2", "clip=0.1"],
     ["method=cff", "placement=packed", "hosts=2", "sigma=0"],
@@ -189,7 +189,7 @@ CASES: list[Sequence[str]] = [
 def test_actors_that_stream_are_bitwise_the_local_engine(
     local_ray: None, words: Sequence[str]
 ) -> None:
-    where = ("placement", "hosts")
+    where = ("placement", "hosts", "head_copies")
     base = [*BASE, *(w for w in words if not w.startswith(where))]
     samples = data.load(config.load(base))
     oracle = engine_of(config.load(base), samples, 40)

@@ -92,6 +92,7 @@ class Method(ABC):
     parts_ends = False  # whether stem and head may live in different actors
     replicates = False  # whether engine=train can copy it to several workers
     takes_context = False  # whether blocks may need more than their state
+    copies_heads = False  # whether other actors can have copies of the head
     recomputes = False  # whether a block's activations can be computed again
 
     def serves(self, settings: Settings) -> bool:
@@ -115,6 +116,13 @@ class Method(ABC):
             raise UserError(
                 f"engine=train: is for method=bp, not {settings.method}; use engine=ray"
             )
+        if settings.head_copies and not (self.copies_heads and settings.engine == "ray"):
+            raise UserError(
+                f"head_copies={settings.head_copies}: is for method=tree over blocks with "
+                f"engine=ray, not method={settings.method} engine={settings.engine}"
+            )
+        if settings.head_copies and settings.compile:
+            raise UserError(f"head_copies={settings.head_copies}: needs compile=false")
         if settings.recompute and not self.recomputes:
             raise UserError(
                 "recompute=true: is for method=tree and bp over blocks, not "
