@@ -22,12 +22,13 @@ model data time probe cff loss
 log_every loggers wandb mlflow eval_every eval_test checkpoint_every storage keep_last keep_best
 """
 
-MAY_DIFFER = """data.epoch_steps 
-name out fresh engine device threads log_every checkpoint_every keep_last keep_best epochs steps
-data.root experiment placement hosts head_copies cpus_per_actor gpus_per_actor strategy transport
-in_flight timeline_steps snapshot_every max_failures wave_timeout storage recompute eval_test ray.address
-compile compile_backend ray.num_cpus ray.dashboard resume_with_changes
-probe.every probe.batches probe.draws time.shards data.epoch_steps patience loggers wandb mlflow
+MAY_DIFFER = """
+data.epoch_steps name out fresh engine device threads log_every checkpoint_every keep_last
+keep_best epochs steps data.root experiment placement hosts head_copies cpus_per_actor
+gpus_per_actor strategy transport in_flight timeline_steps snapshot_every max_failures
+wave_timeout storage recompute eval_test ray.address compile compile_backend ray.num_cpus
+ray.dashboard resume_with_changes probe.every probe.batches probe.draws time.shards patience
+loggers wandb mlflow
 """
 
 
