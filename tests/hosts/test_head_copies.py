@@ -15,7 +15,7 @@ from treeprop_ray.engine import LocalEngine
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.head import HeadCopy
 from treeprop_ray.methods import job_of
-from treeprop_ray.schedule.placement import Cluster
+from treeprop_ray.schedule.placement import Cluster, copies_for
 
 MLP = ["model.blocks=12", "model.hidden=8", "batch=24", "model.activation=tanh", "sigma=0.05"]
 GPT = ["experiment=text_small", "model.blocks=7", "model.output_block=true", "model.hidden=8",
@@ -94,6 +94,12 @@ def test_where_there_can_be_no_copies(words: list[str], text: str) -> None:
     settings = config.load([*MLP, *words])
     with pytest.raises(UserError, match=text):
         job_of(settings, data.load(settings), 20).method.check(settings)
+
+
+def test_boundary_and_copies_take_turns_from_the_finest_level_on() -> None:
+    assert copies_for(0, [8, 12, 14, 15], 5) == {}
+    assert copies_for(1, [8, 12, 14, 15], 5) == {14: 5, 8: 5}
+    assert copies_for(3, [8, 12, 14, 15], 5) == {14: 5, 12: 6, 8: 7}
 
 
 def test_more_copies_than_questions_are_refused() -> None:
