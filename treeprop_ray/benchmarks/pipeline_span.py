@@ -42,36 +42,45 @@ CHAIN = {"ahead": STAGE, "back": 2 * STAGE}
 def run(bench: BenchSettings) -> None:
     """1, 2, 4 and 8 micro-batches."""
     rows: list[dict[str, Any]] = []
-    with local_ray():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(local_ray())
+        players = {
+            (what, transport): stack.enter_context(Emulation(transport, PROCESSES, name=what))
+            for what in ("chain", "waves")
+            for transport in ("store", "stream")
+        }
         for pieces in PIECES:
-            rows += rows_of(pieces, bench.rounds)
+            rows += rows_of(players, pieces, bench.rounds)
             print(markdown(rows), flush=True)
     title = "Pipelines with a device for each process, emulated"
     print(write_table(bench.out, "bench_pipeline_span", title, rows, NOTES))
 
 
-def rows_of(pieces: int, rounds: int) -> list[dict[str, Any]]:
+def rows_of(
+    players: Mapping[tuple[str, str], Emulation], pieces: int, rounds: int
+) -> list[dict[str, Any]]:
     """All candidates with a batch cut into so many pieces, timed in turn."""
     clock = itertools.count()
     tree = Tree(N)
     layout = replace(pack(tree, PROCESSES), one_machine=True)
+    waves = one_step(tree, Rule(objective="node"), layout, True, pieces)
     schedules = {
-        "chain of actors": (one_chain_step(PROCESSES, True, pieces), CHAIN),
-        "TreeProp waves": (one_step(tree, Rule(objective="node"), layout, True, pieces), TREE),
+        "chain": ("chain of actors", one_chain_step(PROCESSES, True, pieces), CHAIN),
+        "waves": ("TreeProp waves", waves, TREE),
     }
-    with contextlib.ExitStack() as stack:
-        peer = Peer(partial(Sleepers, N, UNIT, SAMPLES), pieces, PROCESSES)
-        stack.callback(peer.close)
+    peer = Peer(partial(Sleepers, N, UNIT, SAMPLES), pieces, PROCESSES)
+    try:
         work: dict[str, Callable[[], None]] = {
             f"torch {name}": partial(ask_steps, peer, name, STEPS, clock) for name in peer.schedules
         }
-        for transport in ("store", "stream"):
-            for name, (calls, units) in schedules.items():
-                player = Emulation(transport, PROCESSES, pieces=pieces, name=name.split()[0])
-                stack.enter_context(player)
-                player.play(calls, partial(price, units, UNIT / pieces))
-                work[f"{name}, {transport}"] = partial(steps_of, player)
+        for (what, transport), player in players.items():
+            name, calls, units = schedules[what]
+            player.pieces = pieces
+            player.play(calls, partial(price, units, UNIT / pieces))
+            work[f"{name}, {transport}"] = partial(steps_of, player)
         seconds = in_turn(work, rounds)
+    finally:
+        peer.close()
     return [
         {
             "micro-batches": pieces,

@@ -74,6 +74,14 @@ class Machines:
         resumable=True,
     )
     hosts: int = opt(0, "number of actors when packed; 0 = one per device", low=0, resumable=True)
+    head_copies: int = opt(
+        0,
+        "tree, ray: so many more actors, with copies of the head that answer some levels of the "
+        "spine; weights go there and gradients come back at every step",
+        low=0,
+        later=True,
+        resumable=True,
+    )
     cpus_per_actor: float = opt(
         0.0, "CPUs each actor asks Ray for; 0 = an equal share", low=0, resumable=True
     )

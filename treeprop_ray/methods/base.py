@@ -94,6 +94,7 @@ class Method(ABC):
     replicates = False  # whether engine=train can copy it to several workers
     adds_up = True  # whether gradients of a batch are sums over its samples
     takes_context = False  # whether blocks may need more than their state
+    copies_heads = False  # whether other actors can have copies of the head
     recomputes = False  # whether a block's activations can be computed again
     finishes = False  # whether its hosts can also backpropagate the chain
 
@@ -120,6 +121,18 @@ class Method(ABC):
             )
         if settings.replicas > 1:
             self._check_copies(settings)
+        if settings.head_copies and not (self.copies_heads and settings.engine == "ray"):
+            raise UserError(
+                f"head_copies={settings.head_copies}: is for method=tree over blocks with "
+                f"engine=ray, not method={settings.method} engine={settings.engine}"
+            )
+        beside = {
+            "compile": False, "finish": 0.0, "replicas": 1, "ce_at": "mean",
+        }  # fmt: skip
+        for key, value in beside.items():
+            if settings.head_copies and getattr(settings, key) != value:
+                only = str(value).lower() if isinstance(value, bool) else value
+                raise UserError(f"head_copies={settings.head_copies}: needs {key}={only}")
         if settings.recompute and not self.recomputes:
             raise UserError(
                 "recompute=true: is for method=tree and bp over blocks, not "
