@@ -58,14 +58,14 @@ class Run:
     recovered: dict[int, float] = field(default_factory=dict)  # fault -> seconds
 
 
-def disturb(run: Run, act: Any = None, revive: float = 20.0) -> None:
+def disturb(run: Run, act: Any = None, answer: float = 20.0) -> None:
     """Start the driver, again where a fault has ended it, until the run is finished."""
     run.folder.mkdir(parents=True, exist_ok=True)
     spec = run.folder / "spec.json"
     words = [*run.words, f"steps={run.steps}", f"out={run.folder / 'runs'}"]
     faults = [asdict(f) for f in run.faults]
     spec.write_text(
-        json.dumps({"words": words, "folder": str(run.folder), "faults": faults, "revive": revive})
+        json.dumps({"words": words, "folder": str(run.folder), "faults": faults, "answer": answer})
     )
     began = time.monotonic()
     while True:

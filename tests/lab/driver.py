@@ -22,7 +22,7 @@ def main(path: str) -> int:
     folder = Path(spec["folder"])
     for name in ("lab", "lab.history", "lab.nemesis"):  # actors cannot import the tests
         cloudpickle.register_pickle_by_value(sys.modules[name])
-    driver.REVIVE_SECONDS = spec["revive"]
+    driver.ANSWER_SECONDS = spec["answer"]
     faults = [Fault(**fault) for fault in spec["faults"]]
 
     def run(settings: config.Settings) -> None:
