@@ -35,9 +35,9 @@ class Verdict:
     complaints: list[str] = field(default_factory=list)
 
 
-def hashes(host: Any) -> dict[str, str]:
-    """A hash of every part of a host, with its optimizer's slots."""
-    weights, slots = host.state()
+def hashes(state: Any) -> dict[str, str]:
+    """A hash of every part of a host's state, with its optimizer's slots."""
+    weights, slots = state
     digests: dict[str, Any] = {}
     for key, tensor in sorted([*weights.items(), *slots.items()]):
         digest = digests.setdefault(key.partition("/")[0], hashlib.sha256())
@@ -60,11 +60,11 @@ def record(folder: Path, actor: str, step: int, parts: dict[str, str]) -> None:
 
 def recorded(folder: Path, host: Any, actor: str) -> Any:
     """A host that writes down what it is after every update."""
-    apply = host.apply
+    apply, state = host.apply, host.state
 
     def apply_and_record(step: int, norms: Any) -> None:
         apply(step, norms)
-        record(folder, actor, step, hashes(host))
+        record(folder, actor, step, hashes(state()))
 
     host.apply = apply_and_record
     return host
