@@ -48,6 +48,7 @@ from treeprop_ray.schedule.placement import Plan
 START_SECONDS = 300  # for all actors to import torch and build their parts
 GROUP_SECONDS = 60  # for a placement group that should fit
 REVIVE_SECONDS = 60  # for actors that are made anew
+ANSWER_SECONDS = 60  # for actors that live, when somebody was lost
 MOVE_SECONDS = 3  # for Ray to find another machine for the bundle of a lost one
 
 
@@ -175,7 +176,7 @@ class Driver:
         """The hosts whose actors are dead or do not answer."""
         self.flight.clear()
         refs = [actor.ready.remote() for actor in self.actors]
-        ray.wait(refs, num_returns=len(refs), timeout=REVIVE_SECONDS)
+        ray.wait(refs, num_returns=len(refs), timeout=ANSWER_SECONDS)
         return [i for i, ref in enumerate(refs) if not self._answers(ref)]
 
     def revive(self, lost: Sequence[int]) -> None:

@@ -124,6 +124,8 @@ class Trainer:
             return self._finish()
         except TrainingError as e:
             raise TrainingError(f"{e}; last checkpoint: {self.saved or 'none yet'}") from e
+        except BrokenPipeError:  # who read our output has gone: no failure of the run
+            raise
         except OSError as e:  # a full or lost disk
             reason = " ".join(str(e).split())
             raise TrainingError(f"{reason}; last checkpoint: {self.saved or 'none yet'}") from e
