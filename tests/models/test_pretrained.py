@@ -191,7 +191,9 @@ def test_a_run_starts_from_a_folder_on_both_engines(
         torch.manual_seed(5)
         other = TreeNetwork.from_pretrained(MODELS[name][0](), auxiliary="fresh")
         start = moved_not(other, tmp_path, **where)
-        assert all(torch.equal(start[key], value) for key, value in expected.items())
+        assert all(  # zeros move by the smallest step
+            torch.allclose(start[key], value, rtol=0, atol=1e-20) for key, value in expected.items()
+        )
         if name == "gpt2":
             return  # its tied table is the only difference; one engine will do
 
