@@ -174,13 +174,12 @@ class Both(nn.Module):
         self.words, self.sum = nn.Linear(W, W), nn.Linear(W, W)
 
     def forward(self, state: Any, mask: Tensor | None = None) -> Any:
-        named = state if isinstance(state, dict) else dict(zip("abc", state, strict=True))
-        words, sum_, size = named.values() if mask is None else state
+        words, sum_, size = state if mask is not None else map(state.get, ("words", "sum", "size"))
         words = words + self.words(words + sum_[:, None]).tanh() * size[:, None, None]
         sum_ = sum_ + self.sum(words if mask is None else words * mask[..., None]).tanh().mean(1)
         if mask is not None:
             return words, sum_, size + 1
-        return {"words": words, "sum": sum_, "size": size + 1}
+        return {"size": size + 1, "words": words, "sum": sum_}  # in another order
 
 
 class Ends(nn.Module):

@@ -7,65 +7,84 @@ numbers), so every term of the objective is a mean over all numbers of the state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from treeprop_ray.errors import UserError
+
+
+def outline(state: Any) -> Any:
+    """The structure of a state: 0 in place of what is no dict, tuple or list."""
+    if isinstance(state, dict):
+        return {key: outline(value) for key, value in state.items()}
+    return type(state)(map(outline, state)) if type(state) in (tuple, list) else 0
+
+
+def leaves(state: Any, like: Any) -> Iterator[Any]:
+    """What is in a state, in the order of a state with the same keys."""
+    if like == 0:
+        yield state
+    else:
+        for key in like if isinstance(like, dict) else range(len(like)):
+            yield from leaves(state[key], like[key])
+
+
+def rebuilt(like: Any, parts: Iterator[Tensor]) -> Any:
+    """The state that `leaves` took apart."""
+    if like == 0:
+        return next(parts)
+    if isinstance(like, dict):
+        return {key: rebuilt(inner, parts) for key, inner in like.items()}
+    return type(like)(rebuilt(inner, parts) for inner in like)
 
 
 @dataclass(frozen=True)
 class Form:
     """The structure of a state, and the shapes of its tensors without the samples."""
 
-    spec: pytree.TreeSpec
+    like: Any
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, state: Any) -> Form:
+    def of(cls, state: Any, like: Any = None) -> Form:
         """The form of a state; UserError where it cannot be packed."""
-        leaves, spec = pytree.tree_flatten(state)
-        if not leaves:
+        like = outline(state) if like is None else like
+        tensors = list(leaves(state, like))
+        if not tensors:
             raise UserError("a state holds at least one tensor")
-        for leaf in leaves:
-            if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.dim() < 1:
-                kind = str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or not tensor.dim():
+                kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise UserError(f"a state holds tensors of floats (samples, …), not {kind}")
-        if any(leaf.shape[0] != leaves[0].shape[0] for leaf in leaves):
+        if any(tensor.shape[0] != tensors[0].shape[0] for tensor in tensors):
             raise UserError("the tensors of a state must have one row for each sample")
-        return cls(spec, tuple(tuple(leaf.shape[1:]) for leaf in leaves))
+        return cls(like, tuple(tuple(tensor.shape[1:]) for tensor in tensors))
 
     def __str__(self) -> str:
-        dummies = [f"shape {shape}" for shape in self.shapes]
-        return str(pytree.tree_unflatten(dummies, self.spec)).replace("'", "")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Form:
-        return self  # a copy of a block has the same form
+        shown: Any = (f"shape {shape}" for shape in self.shapes)
+        return str(rebuilt(self.like, shown)).replace("'", "")
 
     def pack(self, state: Any) -> Tensor:
         """One tensor (samples, numbers)."""
-        given = Form.of(state)
+        alike = outline(state) == self.like  # the order of a dict's keys does not matter
+        given = Form.of(state, self.like if alike else None)
         if given != self:
             raise UserError(f"gives {given}, must give a state like the stem's, {self}")
-        return torch.cat([leaf.flatten(1) for leaf in _columns(state)], 1)
+        parts = list(leaves(state, self.like))
+        return torch.cat([p.flatten(1) if p.dim() > 1 else p.unsqueeze(1) for p in parts], 1)
 
     def unpack(self, z: Tensor) -> Any:
         """What was packed."""
         sizes = [torch.Size(shape).numel() for shape in self.shapes]
-        leaves = [
+        parts = (
             part.reshape(-1, *shape).contiguous()  # kernels may round strided ones in another way
             for part, shape in zip(z.split(sizes, 1), self.shapes, strict=True)
-        ]
-        return pytree.tree_unflatten(leaves, self.spec)
-
-
-def _columns(state: Any) -> list[Tensor]:
-    """The tensors of a state, each with a second dimension."""
-    return [leaf if leaf.dim() > 1 else leaf.unsqueeze(1) for leaf in pytree.tree_leaves(state)]
+        )
+        return rebuilt(self.like, parts)
 
 
 class PackedStem(nn.Module):
