@@ -233,9 +233,10 @@ class StreamDriver(Driver):
         self._get([actor.run_pass.remote(name, at) for actor in self.actors])
 
     def _get(self, refs: list[Any], timeout: float | None = None) -> list[Any]:
-        """A failure of one host makes the others lose it: the failure is what to show."""
+        """A call has many waves, each of which may take its time. A failure of one host makes the
+        others lose it: the failure is what to show."""
         try:
-            return super()._get(refs, timeout)
+            return super()._get(refs, timeout or CHUNK * self.wave_timeout)
         except ActorLost as lost:
             raise self._failure(refs) or lost from lost
 

@@ -17,6 +17,7 @@ from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Held, Share, there
+from treeprop_ray.hosts.probe import HostProbe
 from treeprop_ray.hosts.tree import TreeHost
 from treeprop_ray.schedule.ops import Op
 
@@ -36,6 +37,21 @@ class HeadCopy(TreeHost):
         self.boundary = Boundary(tree, stem, head, rule, self.run_block, self.scale)
         self.losses.update(self.boundary.losses)
         self.verbs = {"head_copy": self._head_copy}
+
+    def probe(self, part: str) -> HostProbe | None:
+        """As elsewhere; the copy is no part, so it is told here not to drop anything."""
+        self.train(part == "end")
+        return super().probe(part)
+
+    def forget(self) -> None:
+        """Drop everything of a step, or a probe, that was under way."""
+        super().forget()
+        self.train(True)
+
+    def train(self, on: bool) -> None:
+        """Whether dropout is on."""
+        if self.boundary and self.boundary.head:
+            self.boundary.head.train(on)
 
     @torch.no_grad()
     def _take_up(self, weights: torch.Tensor) -> None:
