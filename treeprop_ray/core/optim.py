@@ -264,7 +264,7 @@ class PartOptimizer:
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         if scale != 1:
-            torch._foreach_mul_(self._gradients(parts), 1 / scale)
+            self._multiply(parts, 1 / scale)
         if norm is not None and self.rule.clips_globally:
             self._clip(parts, norm)
         elif self.rule.clip > 0:
@@ -281,11 +281,13 @@ class PartOptimizer:
     def _clip(self, parts: Iterable[str], norm: float) -> None:
         """Shrink the gradients of some parts, whose norm is given, to the norm `clip`."""
         if norm > self.rule.clip:
-            torch._foreach_mul_(self._gradients(parts), self.rule.clip / norm)
+            self._multiply(parts, self.rule.clip / norm)
 
-    def _gradients(self, parts: Iterable[str]) -> list[Tensor]:
+    def _multiply(self, parts: Iterable[str], factor: float) -> None:
+        """Scale the gradients of some parts; a host may have none in a step (finish)."""
         params = (p for name in parts for p in self.params[name].values())
-        return [p.grad for p in params if p.grad is not None]
+        if gradients := [p.grad for p in params if p.grad is not None]:
+            torch._foreach_mul_(gradients, factor)
 
     def state(self) -> dict[str, Tensor]:
         """Optimizer state as `edge/parameter/slot` tensors; a number is one of no dimension."""
