@@ -47,9 +47,14 @@ def run(settings: Settings) -> int:
 
 def show(settings: Settings) -> str:
     """What --cfg adds: what a step costs, and for the Ray engine where every node would live."""
-    from treeprop_ray.reporting.preview import cost_of, placement_of
+    from treeprop_ray.reporting.preview import cost_of
 
-    return "\n".join(filter(None, (cost_of(settings), placement_of(settings))))
+    lines = [cost_of(settings)]
+    if settings.engine == "ray":
+        from treeprop_ray.reporting.placing import placement_of
+
+        lines.append(placement_of(settings))
+    return "\n".join(filter(None, lines))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,11 +12,13 @@ from conftest import StopAt, Stopped, engine_of
 from torch import Tensor
 
 from treeprop_ray import TreeNetwork, config, data, methods
+from treeprop_ray.benchmarks import rehearsal
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import State
 from treeprop_ray.models import blueprint
 from treeprop_ray.run.trainer import Trainer
 from treeprop_ray.schedule.ops import STEP
+from treeprop_ray.schedule.placement import Cluster
 from treeprop_ray.schedule.probe import FINISH
 
 SMALL = ["model.hidden=8", "batch=32", "model.activation=tanh", "alpha=1", "beta=0"]
@@ -117,6 +119,38 @@ def test_a_finish_along_a_short_path() -> None:
     assert engine.method.stages(engine.job)["finish"]["block_applications_per_step"] == 3
     cost = engine.method.cost(settings, engine.tree)
     assert (cost.work, cost.path) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("words", "placement"),
+    [
+        (["clip=0.05", "microbatches=3", "sigma=0.05"], ["placement=per_node"]),
+        (["precision=fp16"], ["placement=per_node"]),
+        (["model.group=[2,2,3]", "model.auxiliary_layers=2", "finish_path=spine-2"], ["hosts=2"]),
+        ([*GPT, "model.group=2", "model.dropout=0.1", "microbatches=2"], ["hosts=2"]),
+    ],
+    ids=["nodes", "scaled", "path", "gpt"],
+)
+def test_hosts_apart_are_bitwise_one_process(words: list[str], placement: list[str]) -> None:
+    """The hosts of several actors, with tensors handed from one to the other, across the switch."""
+    words = [*words, "finish=0.5"]
+    engine = engine_for(words)
+    kind = [] if "placement=per_node" in placement else ["placement=packed"]
+    settings = config.load([*SMALL, *words, *placement, *kind])
+    job = methods.job_of(settings, data.load(settings), 6)
+    plan = job.method.plan(settings, job.tree, Cluster(((8.0, 0.0),)))
+    assert len(plan.names) > 1
+    hosts = [job.method.host(job, plan, index) for index in range(len(plan.names))]
+    passes = {STEP: job.method.calls(job, plan), **job.method.other_calls(job, plan)}
+    for step in range(6):
+        engine.step(step, report=False)
+        rehearsal.step(hosts, job, passes[job.pass_at(step)], step)
+    for mine, theirs in zip(
+        zip(*(h.state() for h in hosts), strict=True), engine.state(), strict=True
+    ):
+        together = {key: value for part in mine for key, value in part.items()}
+        assert together.keys() == theirs.keys()
+        assert all(torch.equal(together[key], value) for key, value in theirs.items())
 
 
 def test_which_steps_are_the_last() -> None:
