@@ -16,6 +16,7 @@ from treeprop_ray.errors import UserError
 KEYS = [key for key, _, _ in config.walk(Settings())]
 # Refused by fit: the network and the data say it, or it belongs to the train command.
 REFUSED = {"experiment", "model", "data", "time", "split", "family", "cff"}
+ACTORS = {"head_copies", "shard_optimizer", "reduce"}  # refused without actors, or copies of them
 FOLDER = {
     "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "probe",
     "timeline_steps", "loggers",
@@ -27,6 +28,7 @@ OTHER: dict[str, Any] = {  # another value than the default, where +1 or the nex
     "wandb": "", "mlflow": "", "loggers": ["csv"], "precision": "float64", "ray.address": "",
     "gpus_per_actor": 0.0, "patience": 1, "transport": "store", "recompute": False,
     "init_from": "", "freeze": ["head"], "betas": [0.9, 0.95],
+    "model.group": [2], "finish_path": "spine-1",
     "data.columns": "img,label", "loss.name": "cross_entropy", "loss.class_weights": [1.0, 2.0],
 }  # fmt: skip
 
@@ -59,11 +61,13 @@ def test_each_setting_is_taken_or_refused(key: str, tmp_path: Path) -> None:
         words = {"batch": 32, "steps": 1, key: value}
     if key == "compile_backend":
         words["compile"] = True
-    if key == "mc_samples":
+    if key in ("mc_samples", "reduction"):
         words["sigma"] = 0.1
+    if key == "finish_path":
+        words["finish"] = 0.5
     if key == "out":
         words["out"] = str(tmp_path)
-    if root in REFUSED:
+    if root in REFUSED | ACTORS:
         with pytest.raises(UserError, match=f"^{root}"):
             fit(network(), x, y, **words)
         return

@@ -207,10 +207,10 @@ def test_actors_in_threads_are_bitwise_the_local_engine(words: Sequence[str]) ->
             for rank, actor in enumerate(actors)
         ]:
             work.result()
-        steps = [(step, False) for step in range(4)]
+        steps = [(step, False, STEP) for step in range(4)]
         for work in [pool.submit(actor.run_steps, steps) for actor in actors]:
             work.result()
-    for step, _ in steps:
+    for step, *_ in steps:
         oracle.step(step, report=False)
     states = [actor.host.state() for actor in actors if isinstance(actor.host, Host)]
     found = [{k: v for state in states for k, v in state[kind].items()} for kind in (0, 1)]

@@ -36,7 +36,8 @@ class HeadCopy(TreeHost):
         self.copied = parameters_of(head, stem)  # a head may use the stem's weights
         self.boundary = Boundary(tree, stem, head, rule, self.run_block, self.scale)
         self.losses.update(self.boundary.losses)
-        self.verbs = {"head_copy": self._head_copy}
+        self.own_verbs = {"head_copy": self._head_copy}
+        self.verbs = dict(self.own_verbs)
 
     def probe(self, part: str) -> HostProbe | None:
         """As elsewhere; the copy is no part, so it is told here not to drop anything."""
