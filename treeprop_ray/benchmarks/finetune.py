@@ -105,7 +105,7 @@ def train(
     }  # fmt: skip
     merged: Settings = config.merge(Settings, ("", OmegaConf.create({**own, **WORDS, **words})))
     settings = methods.checked(merged)
-    steps = samples.total_steps(settings.step_samples, epochs, 0, 0)
+    steps = samples.total_steps(settings.step_samples, epochs, settings.steps, 0)
     trainer = Trainer(methods.job_over(network, settings, samples, steps), None, [])
     summary = trainer.train()
     for name, module in named(network.cpu().parts()).items():
@@ -158,7 +158,8 @@ def study(size: Size) -> tuple[list[dict[str, Any]], str]:
     with TemporaryDirectory() as place:
         given, out = Path(place) / "given", Path(place) / "out"
         pretrained(size, given)
-        before = train(TreeNetwork.from_pretrained(given), samples, 1, {**BP, "lr": 1e-30})
+        still = {**BP, "lr": 1e-30, "steps": 1}  # only to be scored
+        before = train(TreeNetwork.from_pretrained(given), samples, 1, still)
         rows.append(row("as it was pre-trained", "-", before))
         for name, stages in candidates(size).items():
             for rate in size.rates:
