@@ -33,9 +33,12 @@ WORDS = ["model.blocks=5", "model.hidden=8", "batch=32", "beta=0.5", "model.acti
          "checkpoint_every=5", "keep_last=2", "keep_best=false", "log_every=5", "eval_every=1",
          "data.limit=320", "snapshot_every=4", "max_failures=50"]  # fmt: skip
 NODES = ["boundary", "node-1", "node-2", "node-3", "node-4", "node-5"]
-LAYOUTS: list[tuple[list[str], list[str]]] = [
-    (["placement=packed", "hosts=2"], ["host-0", "host-1"]),
-    (["placement=per_node"], NODES),
+TWINS = ["host-0", "host-0-copy-1"]
+# how a run is laid out, the undisturbed run with the same numbers, and who can be hurt
+LAYOUTS: list[tuple[list[str], list[str], list[str]]] = [
+    (["placement=packed", "hosts=2"], [], ["host-0", "host-1"]),
+    (["placement=per_node"], [], NODES),
+    (["placement=packed", "hosts=1", "replicas=2"], ["microbatches=2"], TWINS),
 ]
 LIMIT = 900.0  # seconds; a run that takes longer hangs
 
@@ -202,11 +205,14 @@ class Lab:
 
 def machine(lab: Lab, folder: Path) -> list[Run]:
     """Faults on one machine."""
-    whole = undisturbed(folder / "whole", WORDS, lab.steps)
+    wholes = [
+        undisturbed(folder / f"whole-{i}", [*WORDS, *alike], lab.steps)
+        for i, (_, alike, _) in enumerate(LAYOUTS)
+    ]
     runs = []
     for k in range(-(-lab.faults // lab.each)):
-        layout, actors = LAYOUTS[k % 2]
-        transport = ("store", "stream")[k // 2 % 2]
+        layout, _, actors = LAYOUTS[k % len(LAYOUTS)]
+        whole, transport = wholes[k % len(LAYOUTS)], ("store", "stream")[k % 2]
         count = min(lab.each, lab.faults - k * lab.each)
         kinds = [*nemesis.KINDS, "kill", "kill", *nemesis.DRIVER]
         faults = nemesis.plan(lab.seed * 1000 + k, count, actors, lab.steps, kinds)

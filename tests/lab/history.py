@@ -70,6 +70,12 @@ def recorded(folder: Path, host: Any, actor: str) -> Any:
     return host
 
 
+def name_of(job: Any, plan: Any, index: int) -> str:
+    """The name of the actor that a host is for."""
+    copy = f"-copy-{job.copy.index}" if job.copy.index else ""
+    return str(plan.names[index].rpartition("/")[2]) + copy
+
+
 class Recorded(TreeProp):
     """TreeProp with a history."""
 
@@ -78,7 +84,7 @@ class Recorded(TreeProp):
 
     def host(self, job: Any, plan: Any, index: int) -> Any:
         """A host that is recorded."""
-        name = plan.names[index].rpartition("/")[2]
+        name = name_of(job, plan, index)
         return recorded(self.folder, super().host(job, plan, index), name)
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.history import recorded
+from lab.history import name_of, recorded
 from treeprop_ray.hosts.base import Host
 from treeprop_ray.methods.tree import TreeProp
 
@@ -122,8 +122,7 @@ class Struck(TreeProp):
 
     def host(self, job: Any, plan: Any, index: int) -> Host:
         """A host that suffers and is recorded."""
-        name = plan.names[index].rpartition("/")[2]
+        name = name_of(job, plan, index)
         host: Any = recorded(self.folder, super().host(job, plan, index), name)
-        (self.folder / f"{name}.pid").write_text(str(os.getpid()))
         struck_host: Host = struck(self.folder, self.faults, host, name)
         return struck_host

@@ -195,7 +195,7 @@ class Recovery:
         """elastic=true: go on with more actors where machines have joined; right after a point."""
         if not self.settings.elastic:
             return
-        plan, cluster = self.engine.plan, runtime.cluster()
+        plan, cluster = self.engine.plan, runtime.cluster(self.engine.avoid)
         if len(cluster.nodes) == self.machines:
             return
         self.machines = len(cluster.nodes)
