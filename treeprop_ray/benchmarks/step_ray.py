@@ -41,7 +41,7 @@ def on_images(words: list[str]) -> Engine:
 
 
 def on_actors(words: list[str]) -> RayEngine:
-    """The same on two packed actors; a name of its own, since actors of several live side by side."""
+    """The same on two packed actors; with a name of its own, as several live side by side."""
     engine = on_images([*PACKED, *words, f"name=bench-{next(NAMES)}"])
     assert isinstance(engine, RayEngine)
     return engine
