@@ -29,6 +29,7 @@ STEP = [*BASE, "clip=0"]  # a row of its own has the clipping of the experiment
 SMALL = ["experiment=mnist_d3", "model.hidden=500", "batch=64", "clip=0", "device=cpu"]
 APART = "2 processes apart, a step each"
 ONE = "local, 1 thread"
+NAMES = itertools.count()
 PACKED = ["engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.1"]
 
 
@@ -40,8 +41,8 @@ def on_images(words: list[str]) -> Engine:
 
 
 def on_actors(words: list[str]) -> RayEngine:
-    """The same on two packed actors."""
-    engine = on_images([*PACKED, *words])
+    """The same on two packed actors; with a name of its own, as several live side by side."""
+    engine = on_images([*PACKED, *words, f"name=bench-{next(NAMES)}"])
     assert isinstance(engine, RayEngine)
     return engine
 
