@@ -59,7 +59,7 @@ def test_each_setting_is_taken_or_refused(key: str, tmp_path: Path) -> None:
         words = {"batch": 32, "steps": 1, key: value}
     if key == "compile_backend":
         words["compile"] = True
-    if key == "mc_samples":
+    if key in ("mc_samples", "reduction"):
         words["sigma"] = 0.1
     if key == "out":
         words["out"] = str(tmp_path)
