@@ -7,7 +7,7 @@
 
 The same command again continues an interrupted run. Flags: --help (with words: the values that
 apply then), --cfg (print the resolved settings, what a step costs, with engine=ray the placement of
-every node too, and stop).
+every node too, and stop), --debug (what went wrong with its traceback, not only in one line).
 """
 
 from __future__ import annotations

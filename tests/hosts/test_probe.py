@@ -33,6 +33,8 @@ Command = Callable[..., Result]
 GAUSSIAN = {"alpha": 0.9, "beta": 0.5, "sigma": 0.1, "correction_scale": 3.0}
 BERNOULLI = {"family": "bernoulli", "alpha": 0.5, "beta": 0.5, "correction_scale": 5.0}
 
+LITERAL = {**GAUSSIAN, "input": "sample", "ce_at": "sample", "levels": "finest"}
+
 
 def tiny_engine(network: TreeNetwork, rule: Rule, pieces: int = 1) -> LocalEngine:
     return local_engine(network, rule, OptimizerRule(), tiny_batches(), pieces)
@@ -48,7 +50,9 @@ def flat(loss: Tensor, parameters: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("N", [2, 3, 5, 8])
-@pytest.mark.parametrize("rule", [GAUSSIAN, BERNOULLI], ids=["gaussian", "bernoulli"])
+@pytest.mark.parametrize(
+    "rule", [GAUSSIAN, BERNOULLI, LITERAL], ids=["gaussian", "bernoulli", "literal"]
+)
 @pytest.mark.parametrize("objective", ["node", "node_all_ce"])
 def test_gradients_are_those_of_autograd(N: int, rule: dict[str, Any], objective: str) -> None:
     """Norms and cosine against one backward through the chain and one through the objective."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import tiny_network
 from torch import Tensor
 
 import treeprop_ray.core.vision  # noqa: F401  (before transformers, which imports torchvision)
@@ -162,12 +163,55 @@ def test_two_actors_train_it_as_one_process_does(local_ray: None, name: str) -> 
     for where in ({}, {"engine": "ray", "placement": "packed", "hosts": 2}):
         model, x = model_of(name)
         labels = x.roll(-1, 1) if name in ("gpt2", "llama") else torch.arange(8) % 2
-        network = TreeNetwork.from_pretrained(model)
+        if name == "llama":
+            x[:4, 6:] = 0  # padding
+        padded = {"padding": True, "auxiliary": "fresh"} if name == "llama" else {}
+        network = TreeNetwork.from_pretrained(model, **padded)
         words: dict[str, Any] = {"epochs": 2, "batch": 4, "sigma": 0.01, **where}
         fit(network, x, labels, **words)
         states.append(network.state_dict())
     one, many = states
     assert all(torch.equal(value, many[key]) for key, value in one.items())
+
+
+def moved_not(network: TreeNetwork, folder: Path, **words: Any) -> dict[str, Tensor]:
+    """What a run that learns nothing has started from."""
+    still = {"lr": 1e-30, "weight_decay": 0, "epochs": 1, "batch": 4, "init_from": str(folder)}
+    return fit(network, tokens(), tokens().roll(-1, 1), **still, **words).network.state_dict()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_run_starts_from_a_folder_on_both_engines(
+    local_ray: None, name: str, tmp_path: Path
+) -> None:
+    model, _ = model_of(name)
+    model.save_pretrained(tmp_path)
+    expected = TreeNetwork.from_pretrained(tmp_path).state_dict()
+    for where in ({}, {"engine": "ray", "placement": "packed", "hosts": 2}):
+        torch.manual_seed(5)
+        other = TreeNetwork.from_pretrained(MODELS[name][0](), auxiliary="fresh")
+        start = moved_not(other, tmp_path, **where)
+        assert all(  # zeros move by the smallest step
+            torch.allclose(start[key], value, rtol=0, atol=1e-20) for key, value in expected.items()
+        )
+        if name == "gpt2":
+            return  # its tied table is the only difference; one engine will do
+
+
+def test_a_folder_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
+    llama(4).save_pretrained(tmp_path / "llama")
+    gpt2(4).save_pretrained(tmp_path / "gpt2")
+    for folder, network, says in (
+        ("llama", TreeNetwork.from_pretrained(llama(3)), "has 4 layers, the network has 3"),
+        ("gpt2", TreeNetwork.from_pretrained(llama(4)), "part stem: parts.1.weight has shape"),
+        ("llama", tiny_network(5), "must be one of from_pretrained or model.name=gpt"),
+    ):
+        with pytest.raises(UserError, match=says) as caught:
+            moved_not(network, tmp_path / folder)
+        assert str(caught.value).startswith("init_from=") and "\n" not in str(caught.value)
+    (tmp_path / "gpt2" / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"^init_from=.*cannot be loaded by transformers"):
+        moved_not(TreeNetwork.from_pretrained(gpt2(4)), tmp_path / "gpt2")
 
 
 def test_a_tied_table_has_one_owner_and_learns_from_both_ends() -> None:

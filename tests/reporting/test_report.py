@@ -16,8 +16,8 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.reporting import index
 from treeprop_ray.sweep import rows, table
 from treeprop_ray.sweep.command import sweep_of_command
+from treeprop_ray.sweep.parsing import load_space
 from treeprop_ray.sweep.plan import Sweep, Trial
-from treeprop_ray.sweep.space import load_space
 
 Command = Callable[..., Result]
 RESULTS = Path(__file__).parent.parent.parent / "results"

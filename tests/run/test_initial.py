@@ -57,6 +57,29 @@ def test_a_run_starts_from_a_run_a_checkpoint_or_an_export(
     assert set(record["fresh"]) == {key.split("/")[0] for key in start} - taken
 
 
+@pytest.mark.parametrize("output_block", [False, True])
+def test_a_language_model_starts_from_its_export_to_hugging_face(
+    output_block: bool, tmp_path: Path, command: Command
+) -> None:
+    pytest.importorskip("transformers")
+    words = [
+        "experiment=text_small", "data.limit=64", "data.length=16", "model.blocks=4", "batch=8",
+        "model.hidden=12", "timeline_steps=0", f"out={tmp_path}", "init_strict=true",
+        f"model.output_block={str(output_block).lower()}",
+    ]  # fmt: skip
+    assert command("train", *words, "name=a", "steps=2", "seed=3", "lr=0.01").code == 0
+    assert command("export", f"run={tmp_path / 'a'}", "format=hf").code == 0
+    folder = tmp_path / "a" / "export" / "full-hf"
+    start = unmoved(tmp_path / "b", [f"init_from={folder}"], lambda name, *more: command(
+        "train", *words, f"name={name}", *more))  # fmt: skip
+    source = weights(tmp_path / "a", 2)
+    middle = {"0-2": "0-1", "0-3": "1-2", "2-4": "2-3"}
+    for key, value in start.items():
+        part, _, tensor = key.partition("/")
+        assert torch.equal(value, source[f"{middle.get(part, part)}/{tensor}"]), key
+    assert command("train", *words, "name=c", f"init_from={folder}", "model.blocks=6").code == 2
+
+
 @pytest.mark.parametrize("kind", ["run", "export"])
 def test_layers_are_found_in_other_blocks(
     kind: str, tmp_path: Path, train: Command, command: Command

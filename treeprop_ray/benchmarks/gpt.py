@@ -20,12 +20,23 @@ from treeprop_ray.errors import TrainingError
 from treeprop_ray.reporting.tables import write_table
 
 SAMPLE = 0.1  # seconds between two looks at the memory
-BASE = ["experiment=wikitext103_d4", "precision=float32", "device=cpu", "timeline_steps=0"]
+BASE = [
+    "experiment=wikitext103_d4", "objective=node_all_ce", "precision=float32", "device=cpu",
+    "timeline_steps=0",
+]  # fmt: skip
 CANDIDATES = {
     "BP, one process, 2 threads": ["method=bp", "threads=2"],
     "TreeProp, one process, 2 threads": ["threads=2"],
     "TreeProp, 2 Ray actors of 1 thread": [
         "engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.3",
+    ],
+    "the same, transport=stream": [
+        "engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.3",
+        "transport=stream",
+    ],
+    "the same, and a copy of the head": [
+        "engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.3",
+        "transport=stream", "head_copies=1",
     ],
 }  # fmt: skip
 
@@ -101,7 +112,7 @@ def measure(target: Callable[..., None], *args: Any) -> tuple[int, Any]:
 
 
 def run(bench: BenchSettings) -> None:
-    """The three candidates one after the other."""
+    """The candidates one after the other."""
     if not Path("/proc/self/smaps_rollup").is_file():
         raise TrainingError("bench gpt reads memory from /proc/<pid>/smaps_rollup; needs Linux")
     steps, size = max(2, bench.steps), [f"batch={bench.batch}", f"data.length={bench.length}"]

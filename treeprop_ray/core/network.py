@@ -20,6 +20,7 @@ from treeprop_ray.core.own_blocks import (
     probe_shapes,
     with_exits,
 )
+from treeprop_ray.core.packed import form_of, packed
 from treeprop_ray.core.rng import seeded
 from treeprop_ray.core.states import Path, Spec, Stack, spec_of
 from treeprop_ray.core.tree import Edge, Tree
@@ -191,9 +192,11 @@ class TreeNetwork(nn.Module):
         blocks have `auxiliary_layers` layers, each made by auxiliary(l, r) with l and r counting
         `blocks`; paths show them one by one. A stem may return
         (z_0, context) with what all blocks need besides their state (core/states.py); a block that
-        returns a tuple gives its state first. Where the shapes of states differ along the chain,
-        `exits` brings a state that ends a short path into the form the head takes: a module for
-        its index, {2: pool}, or a function of the index.
+        returns a tuple gives its state first, in a dict it is `state` or `hidden_states`. A stem
+        that returns a dict, or (dict or tuple, context), makes states of several tensors, which
+        every block takes and returns (core/packed.py). Where the shapes of states differ along the
+        chain, `exits` brings a state that ends a short path into the form the head takes: a module
+        for its index, {2: pool}, or a function of the index.
         """
         chain = list(blocks)
         if not chain:
@@ -201,6 +204,10 @@ class TreeNetwork(nn.Module):
         stem = stem if stem is not None else nn.Identity()
         check_unshared({"stem": stem, **named_blocks(chain), "head": head})
         tree = grouped_tree(len(chain), split, group, auxiliary_layers)
+        if form := form_of(stem, example):
+            if exits:
+                raise UserError("exits=…: is for states of one tensor, the stem gives several")
+            stem, chain, head, auxiliary = packed(stem, chain, head, auxiliary, form)
         states, context, plain = probe_shapes(stem, chain, head, example)
 
         def layer(edge: Edge, in_chain: bool) -> nn.Module:

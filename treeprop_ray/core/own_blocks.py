@@ -22,7 +22,9 @@ def named_blocks(chain: Sequence[nn.Module]) -> dict[str, nn.Module]:
 def _meta_run(module: nn.Module, what: str, z: Tensor, context: Any = None) -> Any:
     try:
         with torch.no_grad():
-            return module(z) if what == "stem" else next_state(module, z, context)
+            return module(z) if what in ("stem", "head") else next_state(module, z, context)
+    except UserError as e:
+        raise UserError(f"{what}: {e}") from e
     except Exception as e:
         reason = str(e).split("\n")[0]
         raise UserError(

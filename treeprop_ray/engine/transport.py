@@ -1,9 +1,7 @@
-"""How tensors travel between actors.
+"""How tensors travel through Ray's object store: as numpy arrays.
 
-`store` (default): numpy arrays in Ray's object store. Arrays of 100 kB and more land in shared
-memory and are read there without a copy, so what arrives must never be written to. bfloat16 has
-no numpy type and travels as its int16 bits. `gloo`, `nccl`, `nixl`: Ray Direct Transport; tensors
-stay tensors and move from actor to actor.
+Arrays of 100 kB and more land in shared memory and are read there without a copy, so what arrives
+must never be written to. bfloat16 has no numpy type and travels as its int16 bits.
 """
 
 from __future__ import annotations
@@ -60,11 +58,6 @@ def pack(tensors: Mapping[str, Tensor | None], groups: Iterable[Iterable[str]]) 
     return [{name: to_array(tensors[name]) for name in group} for group in groups]
 
 
-def pack_direct(tensors: Mapping[str, Tensor | None]) -> Packet:
-    """One packet of tensors, for Ray Direct Transport (one return value per call)."""
-    return {name: None if t is None else t.detach() for name, t in tensors.items()}
-
-
 def unpack(packets: Iterable[Packet]) -> dict[str, Tensor | None]:
     """The tensors of the packets that arrived."""
     return {name: from_array(value) for packet in packets for name, value in packet.items()}
@@ -84,6 +77,16 @@ def leaving(value: Any) -> Any:
     if type(value) is dict:
         return {key: leaving(part) for key, part in value.items()}
     return value
+
+
+def weight(value: Any) -> int:
+    """Bytes of the tensors in a value in travelling form."""
+    if isinstance(value, Bits):
+        return int(value.array.nbytes)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    parts = value.values() if type(value) is dict else value if type(value) is tuple else ()
+    return sum(map(weight, parts))
 
 
 def arriving(value: Any) -> Any:

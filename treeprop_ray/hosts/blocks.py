@@ -26,6 +26,7 @@ from treeprop_ray.core.states import (
 )
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.data.batches import Which
+from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Held, Host, Share, there
 from treeprop_ray.schedule.ops import Call
 
@@ -36,6 +37,7 @@ class BlockHost(Host):
     def __init__(self, share: Share, tree: Tree, rule: Rule) -> None:
         self.tree, self.rule = tree, rule
         super().__init__(share)
+        self.weighs_labels = bool(rule.loss.class_weights)
         self.spec = share.context
         self.at_hand: Held = {}  # tensors of the piece under way
         ends = (STEM, tree.head)
@@ -120,7 +122,15 @@ class BlockHost(Host):
     def counted(self, copies: int = 1) -> float:
         """How many labels of the whole batch at hand count, in `copies` of it."""
         assert self.current is not None
-        return copies * counted(self.rule.loss, self.current[3])
+        labels, mine, loss = self.current.labels, self.current.y, self.rule.loss
+        if labels is not None:
+            return copies * counted(loss, labels)
+        if counted(loss, mine) != len(mine):  # then those of the other copies are not known
+            raise UserError(
+                f"loss.ignore_index={loss.ignore_index}: replicas={self.copy.of} needs to know how "
+                "many labels count; use samples in memory, or replicas=1"
+            )
+        return self.current.total
 
     @torch.no_grad()
     def opened(self, which: Which) -> tuple[Tensor, ...]:

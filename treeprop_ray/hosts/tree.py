@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from treeprop_ray.core.head_sums import HeadSums, Key, as_bytes, from_bytes, parameters_of
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.node import Boundary, TreeNode, add, at_once
 from treeprop_ray.core.rule import Piece, Rule
@@ -16,6 +17,7 @@ from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.hosts.probe import Gauge, HostProbe
 from treeprop_ray.schedule.ops import Call, Op
 from treeprop_ray.schedule.probe import edge_of
+from treeprop_ray.schedule.tree import close_key, head_key
 
 
 class TreeHost(BlockHost):
@@ -43,6 +45,7 @@ class TreeHost(BlockHost):
                 self.scale,
             )
             self.losses[n] = self.nodes[n].losses
+            self.sizes[n] = self.nodes[n].sizes
         self.boundary: Boundary | None = None
         if share.batches is not None:
             stem, head = (self.parts[edge_name(edge)] for edge in (STEM, tree.head))
@@ -53,14 +56,25 @@ class TreeHost(BlockHost):
                     self.nodes[n].losses = losses
         self.stem_alone = False  # whether a step begins with a call of the stem alone
         self.gauge: Gauge | None = None  # while a probe is under way
-        self.graphs: dict[
-            tuple[int, int], tuple[Tensor, Tensor]
-        ] = {}  # along a path: (piece, state)
+        self.graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # path: (piece, state)
         self.stem_trains = stem_trains
+        self.head_sums: HeadSums | None = None  # with copies of the head elsewhere
         self.own_verbs: dict[str, Verb] = {
             "open": self._open, "lift": self._lift, "answer": self._answer, "head": self._head,
-            "receive": self._receive, "settle": self._settle, "backward": self._backward,
-            "close": self._close, "ahead": self._ahead, "top": self._top, "back": self._back,
+            "hint": self._hint, "receive": self._receive, "settle": self._settle,
+            "predict": self._predict, "hear": self._hear, "backward": self._backward,
+            "close": self._close, "ahead": self._ahead, "top": self._top,
+            "back": self._back,
+        }  # fmt: skip
+        self.verbs = dict(self.own_verbs)
+
+    def note_sums(self, order: Sequence[Key]) -> None:
+        """Others have copies of the head: gradients of head and stem are added in this order."""
+        assert self.boundary is not None and self.boundary.head is not None
+        self.head_sums = HeadSums(parameters_of(self.boundary.head, self.boundary.stem), order)
+        self.own_verbs |= {
+            "share": self._share, "head_noted": self._head_noted, "collect": self._collect,
+            "close_noted": self._close_noted,
         }  # fmt: skip
         self.verbs = dict(self.own_verbs)
 
@@ -87,8 +101,42 @@ class TreeHost(BlockHost):
     def _head(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
         held[op.writes[0]] = self.boundary.answer(op.n, there(held, op.reads[0]), piece)
+        self._count(op, held, piece)
+
+    def _hint(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None
+        held[op.writes[0]] = self.boundary.hint(op.n, there(held, op.reads[0]), piece)
+        self._count(op, held, piece)
+
+    def _count(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None
         for name in op.writes[1:]:  # correction=vjp asks for the number of labels
             held[name] = torch.tensor(float(self.boundary.labels[piece.index].counted))
+
+    def _share(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None and self.head_sums is not None
+        held["y"], counted = self.boundary.labels[piece.index]
+        held["k"] = torch.tensor(float(counted), dtype=torch.float64)
+        if "hw" in op.writes:
+            held["hw"] = as_bytes(self.head_sums.parameters)
+
+    def _head_noted(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.head_sums is not None
+        node = self.tree.nodes[op.n]
+        _, gradients = self.head_sums.apart(lambda: self._head(op, held, piece))
+        if self.rule.ce_weight(self.tree, node) > 0:
+            self.head_sums.put(head_key(node, piece.index), gradients)
+
+    def _collect(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.head_sums is not None
+        for name in op.reads:
+            gradients = from_bytes(there(held, name), self.head_sums.parameters)
+            self.head_sums.put(head_key(self.tree.nodes[int(name[1:])], piece.index), gradients)
+
+    def _close_noted(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.head_sums is not None
+        _, gradients = self.head_sums.apart(lambda: self._close(op, held, piece))
+        self.head_sums.put(close_key(self.tree, piece.index), gradients)
 
     def _close(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
@@ -103,6 +151,13 @@ class TreeHost(BlockHost):
     def _receive(self, op: Op, held: Held, piece: Piece) -> None:
         labels = [float(there(held, name)) for name in op.reads[1:]]
         self.nodes[op.n].receive(there(held, op.reads[0]), piece, *labels)
+
+    def _predict(self, op: Op, held: Held, piece: Piece) -> None:
+        z_n, z_r = (there(held, name) for name in op.reads[:2])
+        self.nodes[op.n].predict(z_n, z_r, piece)
+
+    def _hear(self, op: Op, held: Held, piece: Piece) -> None:
+        self.nodes[op.n].hear(there(held, op.reads[0]), piece)
 
     def _settle(self, op: Op, held: Held, piece: Piece) -> None:
         held[op.writes[0]] = self.nodes[op.n].settle(piece)
@@ -178,6 +233,8 @@ class TreeHost(BlockHost):
         if self.boundary:
             self.boundary.z_0.clear()
             self.boundary.labels.clear()
+        if self.head_sums:
+            self.head_sums.clear()
 
     def probe(self, part: str) -> HostProbe | None:
         """Begin a part of a probe (hosts/probe.py); "end" returns what was measured."""

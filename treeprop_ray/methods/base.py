@@ -92,7 +92,9 @@ class Method(ABC):
     probed = False  # whether the probe can measure it
     parts_ends = False  # whether stem and head may live in different actors
     replicates = False  # whether engine=train can copy it to several workers
+    adds_up = True  # whether gradients of a batch are sums over its samples
     takes_context = False  # whether blocks may need more than their state
+    copies_heads = False  # whether other actors can have copies of the head
     recomputes = False  # whether a block's activations can be computed again
     finishes = False  # whether its hosts can also backpropagate the chain
 
@@ -117,6 +119,20 @@ class Method(ABC):
             raise UserError(
                 f"engine=train: is for method=bp, not {settings.method}; use engine=ray"
             )
+        if settings.replicas > 1:
+            self._check_copies(settings)
+        if settings.head_copies and not (self.copies_heads and settings.engine == "ray"):
+            raise UserError(
+                f"head_copies={settings.head_copies}: is for method=tree over blocks with "
+                f"engine=ray, not method={settings.method} engine={settings.engine}"
+            )
+        beside = {
+            "compile": False, "finish": 0.0, "replicas": 1, "ce_at": "mean",
+        }  # fmt: skip
+        for key, value in beside.items():
+            if settings.head_copies and getattr(settings, key) != value:
+                only = str(value).lower() if isinstance(value, bool) else value
+                raise UserError(f"head_copies={settings.head_copies}: needs {key}={only}")
         if settings.recompute and not self.recomputes:
             raise UserError(
                 "recompute=true: is for method=tree and bp over blocks, not "
@@ -141,6 +157,17 @@ class Method(ABC):
                 f"freeze={settings.freeze}: is for networks of blocks, not "
                 f"model.name={settings.model.name}"
             )
+
+    def _check_copies(self, settings: Settings) -> None:
+        """Copies share a batch, so its gradients must be sums."""
+        given = f"replicas={settings.replicas}"
+        if not self.adds_up:
+            raise UserError(
+                f"{given}: method={settings.method} compares all samples of a batch with each "
+                "other; use replicas=1"
+            )
+        if settings.engine == "train":
+            raise UserError(f"{given}: engine=train has `hosts` workers; use replicas=1")
 
     # -- the network ----------------------------------------------------------------------------
 

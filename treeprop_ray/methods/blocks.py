@@ -75,13 +75,15 @@ class BlockMethod(Method):
     ) -> dict[str, Score]:
         """Every batch goes along every path, block by block; shared beginnings run once."""
         tree, metrics = crew.job.tree, crew.job.metrics
-        owner = self.owners(tree, crew.plan)
+        owner, plan = self.owners(tree, crew.plan), crew.plan
         edges = {name: tree.path_edges(path)[:-1] for name, path in paths.items()}
         counts: dict[str, list[Any]] = {name: [] for name in paths}
         answers: dict[str, list[Any]] = {name: [] for name in paths}
-        for which in batches:
+        head = owner[tree.head]
+        for turn, which in enumerate(batches):
             returns = 2 + crew.job.rule.context
-            z_0, y, *context = crew.ask(owner[STEM], BlockHost.opened, which, returns=returns)
+            opens = plan.host(owner[STEM], turn)
+            z_0, y, *context = crew.ask(opens, BlockHost.opened, which, returns=returns)
             states: dict[tuple[Edge, ...], Any] = {(): z_0}
             for name, along in edges.items():
                 for k in range(1, len(along) + 1):
@@ -89,11 +91,12 @@ class BlockMethod(Method):
                     if key not in states:
                         edge, before = along[k - 1], states[key[:-1]]
                         words = (edge, before, *context)
-                        states[key] = crew.ask(owner[edge], BlockHost.through, *words)
-                z = states[tuple(along)]
-                counts[name].append(crew.ask(owner[tree.head], BlockHost.score, z, y))
+                        host = plan.host(owner[edge], turn)
+                        states[key] = crew.ask(host, BlockHost.through, *words)
+                z, at = states[tuple(along)], plan.host(head, turn)
+                counts[name].append(crew.ask(at, BlockHost.score, z, y))
                 if metrics and isinstance(which, Scoring):
-                    answers[name].append(crew.ask(owner[tree.head], BlockHost.answers, z, y))
+                    answers[name].append(crew.ask(at, BlockHost.answers, z, y))
         return {
             name: Score.of(crew.get(asked), measure(metrics, crew.get(answers[name])))
             if answers[name]

@@ -31,6 +31,7 @@ class ForwardForward(ChainMethod):
     """
 
     name = "cff"
+    adds_up = False
 
     def misfit(self, model: str) -> str:
         """Layers must be comparable by their outputs."""

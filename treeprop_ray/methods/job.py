@@ -25,6 +25,7 @@ from treeprop_ray.data import Batches, DataSet, load
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Share
 from treeprop_ray.methods.base import Method, of
+from treeprop_ray.schedule.copies import Copy
 from treeprop_ray.schedule.placement import Plan
 
 Parts = Callable[[Sequence[str]], dict[str, nn.Module]]
@@ -52,6 +53,7 @@ class Job:
     frozen: frozenset[str] = frozenset()  # parts that do not train
     context: Spec | None = None  # of what the stem gives to all blocks besides z_0
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # the user's own, beside the loss
+    copy: Copy = Copy()  # of the hosts that are made
 
     @property
     def places(self) -> int:
@@ -81,6 +83,7 @@ class Job:
             self.settings.precision,
             self.settings.compile_backend if self.settings.compile else "",
             self.context,
+            self.copy,
         )
 
 

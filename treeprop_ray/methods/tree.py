@@ -12,6 +12,7 @@ from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import JUDGING, Rule
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.errors import UserError
+from treeprop_ray.hosts.head import HeadCopy
 from treeprop_ray.hosts.tree import TreeHost
 from treeprop_ray.methods.base import Resident
 from treeprop_ray.methods.blocks import BlockMethod
@@ -21,7 +22,7 @@ from treeprop_ray.schedule.cost import Cost, chain_cost, tree_cost
 from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Cluster, Plan, plan_tree
 from treeprop_ray.schedule.probe import FINISH, path_calls, probe_calls
-from treeprop_ray.schedule.tree import one_step
+from treeprop_ray.schedule.tree import one_step, order_of_sums
 
 
 class TreeProp(BlockMethod):
@@ -33,15 +34,19 @@ class TreeProp(BlockMethod):
     recomputes = True
     takes_context = True
     finishes = True
+    copies_heads = True
 
     def check(self, settings: Settings) -> None:
         """What the objective asks for."""
         super().check(settings)
-        if family_of(settings) == "bernoulli" and abs(settings.alpha + settings.beta - 1) > 1e-9:
+        bernoulli, mean = family_of(settings) == "bernoulli", settings.alpha + settings.beta
+        if bernoulli and settings.bernoulli == "kl" and abs(mean - 1) > 1e-9:
             raise UserError(
                 f"alpha={settings.alpha} beta={settings.beta}: "
-                "the Bernoulli family needs alpha + beta = 1"
+                "the Bernoulli family needs alpha + beta = 1, or bernoulli=literal"
             )
+        if settings.reduction == "sigma" and not bernoulli and settings.sigma == 0:
+            raise UserError("reduction=sigma: divides by sigma^2; needs sigma above 0")
         if settings.finish and not dotted(settings.model.name):
             finish_path(settings, self.tree(settings))
         if settings.finish_path != "full" and not settings.finish:
@@ -77,12 +82,15 @@ class TreeProp(BlockMethod):
 
     def plan(self, settings: Settings, tree: Tree, cluster: Cluster) -> Plan:
         """Nodes, or lines of nodes, over actors."""
-        return plan_tree(settings, tree, cluster, run_name(settings))
+        rule = Rule.of(settings, family_of(settings))
+        asking = [node.n for node in tree.spine if rule.asks_head(tree, node)]
+        return plan_tree(settings, tree, cluster, run_name(settings), asking)
 
     def pinned(self, settings: Settings, plan: Plan) -> Settings:
         """The kind of placement is part of what the plan decided."""
         per_node = plan.names[0].endswith("/boundary")
-        kind, hosts = ("per_node", 0) if per_node else ("packed", len(plan.names))
+        nodes = len(plan.names) - settings.head_copies
+        kind, hosts = ("per_node", 0) if per_node else ("packed", nodes)
         return replace(super().pinned(settings, plan), placement=kind, hosts=hosts)
 
     def calls(self, job: Job, plan: Plan) -> list[Call]:
@@ -124,11 +132,17 @@ class TreeProp(BlockMethod):
 
     def host(self, job: Job, plan: Plan, index: int) -> TreeHost:
         """Some nodes with their blocks, and the boundary if it is here."""
+        if index in plan.layout.heads.values():
+            ends = [edge_name(STEM), edge_name(job.tree.head)]
+            return HeadCopy(job.share(ends, plan, opens=False), job.tree, job.rule)
         owner = self.owners(job.tree, plan)
         names = [edge_name(edge) for edge, host in owner.items() if host == index]
         nodes = [n for n, host in plan.layout.host_of.items() if host == index]
         share = job.share(names, plan, opens=index == plan.layout.boundary)
-        return TreeHost(share, job.tree, job.rule, nodes, job.stem_trains)
+        host = TreeHost(share, job.tree, job.rule, nodes, job.stem_trains)
+        if plan.layout.heads and index == plan.layout.boundary:
+            host.note_sums(order_of_sums(job.tree, job.rule, job.stem_trains, job.settings.pieces))
+        return host
 
     def residents(self, settings: Settings, plan: Plan, tree: Tree) -> list[Resident]:
         """The boundary, and every node with the blocks that are its own."""
@@ -149,6 +163,9 @@ class TreeProp(BlockMethod):
 
     def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
         """Level and interval of its nodes."""
+        copied = [str(n) for n, host in plan.layout.heads.items() if host == index]
+        if copied:
+            return f"copy of the head for node {', '.join(copied)}"
         nodes = [tree.nodes[n] for n, host in plan.layout.host_of.items() if host == index]
         about = [f"node {n.n} level {n.level} ({n.l}, {n.r})" for n in nodes]
         return "; ".join((["stem, head"] if index == plan.layout.boundary else []) + about)
@@ -156,9 +173,9 @@ class TreeProp(BlockMethod):
     def outline(self, settings: Settings, tree: Tree) -> Outline:
         """Spine paths and the chain; own, right and cross-entropy of every node."""
         rule = Rule.of(settings, family_of(settings))
-        own, right = rule.node_weight
         weights = {
-            n: {"own": own, "right": right, "ce": rule.ce_weight(tree, node)}
+            n: dict(zip(("own", "right"), rule.node_weight(node), strict=True))
+            | {"ce": rule.ce_weight(tree, node)}
             for n, node in tree.nodes.items()
         }
         return Outline(
@@ -191,8 +208,10 @@ def finish_path(settings: Settings, tree: Tree) -> list[int]:
 
 def block_applications(rule: Rule, tree: Tree) -> int:
     """Forward applications of layers (the head counts) in one step; each has one backward."""
-    lefts = sum(tree.layers(n.left) for n in tree.nodes.values())
-    inner = sum(tree.layers(n.right) for n in tree.nodes.values() if not tree.is_spine(n))
-    rights = inner if rule.node_weight[1] > 0 or rule.beta > 0 else 0
-    heads = sum(rule.asks_head(tree, n) for n in tree.spine)
-    return (lefts + rights + heads) * rule.mc_samples
+    nodes, beta = tree.nodes.values(), rule.beta > 0
+    lefts = sum(tree.layers(n.left) for n in nodes)
+    rights = sum(tree.layers(n.right) for n in nodes if beta or rule.right_weight(tree, n) > 0)
+    twice = sum(  # for the correction, for the loss
+        tree.layers(n.right) for n in nodes if beta and rule.at_sample(tree, n)
+    )
+    return (lefts + rights + twice) * rule.mc_samples

@@ -251,9 +251,14 @@ def load_model(name: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def middle(edge: Edge) -> int:
+    """The layer in the middle of an interval."""
+    return (edge[0] + edge[1] - 1) // 2
+
+
 def auxiliary_layer(model: Any, layers: Sequence[nn.Module], edge: Edge, kind: str) -> nn.Module:
     """A copy of the layer in the middle of an interval, or one that the model initialises anew."""
-    layer = copy.deepcopy(layers[(edge[0] + edge[1] - 1) // 2])
+    layer = copy.deepcopy(layers[middle(edge)])
     if kind == "fresh":
         for module in layer.modules():
             module._is_hf_initialized = False  # type: ignore[assignment]

@@ -21,4 +21,9 @@ def placement_of(settings: Settings) -> str:
         actor = plan.names[resident.host]
         rows.append([resident.node, resident.level, actor, device, f"{count:,}"])
     lines = [f"placement on {cluster}:", *columns(rows, str.rjust).splitlines()]
+    if plan.copies > 1:
+        lines.append(
+            f"{plan.copies} copies of these actors (…-copy-1, …), each with 1/{plan.copies} of "
+            f"every batch of {settings.step_samples} samples"
+        )
     return "\n".join(f"# {line}" for line in lines)

@@ -64,15 +64,15 @@ def chain_cost(tree: Tree, path: Sequence[int] | None = None) -> Cost:
 def tree_cost(tree: Tree, rule: Rule) -> Cost:
     """A step of the tree with an actor for every node."""
     calls = one_step(tree, rule, Layout({n: n for n in tree.nodes}), True)
-    asked = rule.node_weight[1] > 0 or rule.beta > 0  # else right blocks do not run
 
     def price(op: Op) -> int:
-        if op.verb == "head":
+        if op.verb in ("head", "hint"):
             return 2
-        if op.verb not in ("lift", "answer", "backward"):
+        if op.verb not in ("lift", "answer", "predict", "backward"):
             return 0
         node = tree.nodes[op.n]
-        if op.verb == "answer":
+        if op.verb in ("answer", "predict"):
+            asked = rule.right_weight(tree, node) > 0 or rule.beta > 0
             return 2 * tree.layers(node.right) if asked else 0
         return tree.layers(node.left)
 

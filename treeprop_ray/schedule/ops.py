@@ -8,7 +8,7 @@ follow each other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from treeprop_ray.core.tree import Tree
 
@@ -19,7 +19,8 @@ STEP = "tree"  # the method's own step among the passes over the hosts
 class Op:
     """One thing a node, the stem or the head does: a method of TreeNode or Boundary."""
 
-    verb: str  # open | lift | answer | head | receive | settle | backward | close
+    verb: str  # open | lift | answer | head | receive | settle | backward | close | …
+    # with copies of the head: share | head_noted | head_copy | collect | close_noted
     n: int
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
@@ -33,7 +34,7 @@ class Call:
     readers together. What stays inside a host is not listed.
     """
 
-    phase: str  # stem | forward | head | settle | aside | backward | stem_backward
+    phase: str  # stem | forward | head | settle | again | aside | backward | stem_backward
     level: int
     host: int
     piece: int
@@ -41,6 +42,7 @@ class Call:
     inputs: tuple[str, ...]
     packets: tuple[tuple[str, ...], ...]
     last: bool  # the host's last call for this piece: it may forget the piece's tensors
+    order: int = 0  # with copies: how many ops of the step one process would do here before
 
     @property
     def outputs(self) -> list[str]:
@@ -60,10 +62,11 @@ class Layout:
     host_of: Mapping[int, int]
     boundary: int = 0
     one_machine: bool = False  # shared memory: a call's tensors travel as one packet
+    heads: Mapping[int, int] = field(default_factory=dict)  # spine node -> host of a copy
 
     @property
     def hosts(self) -> list[int]:
-        return sorted({self.boundary, *self.host_of.values()})
+        return sorted({self.boundary, *self.host_of.values(), *self.heads.values()})
 
     @classmethod
     def single(cls, tree: Tree) -> Layout:

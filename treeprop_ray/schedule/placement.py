@@ -59,11 +59,24 @@ class Plan:
     gpus: float
     strategy: str = "PACK"
     device: str = "cpu"  # inside each actor; Ray shows an actor only its own GPU
+    copies: int = 1  # of all these hosts; those of copy k follow those of copy k - 1
+
+    @property
+    def actors(self) -> list[str]:
+        """The names of all copies of all hosts."""
+        return [
+            f"{name}-copy-{k}" if k else name for k in range(self.copies) for name in self.names
+        ]
 
     @property
     def bundles(self) -> list[dict[str, float]]:
         """One bundle of a placement group for each actor."""
-        return [{"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})} for _ in self.names]
+        each = {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+        return [dict(each) for _ in self.actors]
+
+    def host(self, index: int, turn: int) -> int:
+        """A host of the copy whose turn it is: work that any copy can do goes round."""
+        return index + turn % self.copies * len(self.names)
 
 
 def lines(tree: Tree) -> list[list[Node]]:
@@ -128,19 +141,26 @@ def pack(tree: Tree, hosts: int) -> Layout:
 
 
 def decide(settings: Settings, tree: Tree, cluster: Cluster) -> tuple[str, int]:
-    """Resolve `placement=auto` and `hosts=0` to (per_node | packed, number of actors)."""
+    """Resolve `placement=auto` and `hosts=0` to (per_node | packed, actors of one copy)."""
     nodes, lanes = len(tree.nodes), len(lines(tree))
+    devices = cluster.devices // settings.replicas  # of each copy
     if settings.placement == "per_node":
         return "per_node", nodes + 1
-    if settings.placement == "auto" and settings.hosts == 0 and cluster.devices >= nodes + 1:
+    if settings.placement == "auto" and settings.hosts == 0 and devices >= nodes + 1:
         return "per_node", nodes + 1
     if settings.hosts > nodes:
-        raise UserError(f"hosts={settings.hosts}: the tree has only {nodes} nodes (N={tree.N})")
-    return "packed", settings.hosts or max(1, min(cluster.devices, lanes))
+        raise UserError(
+            f"hosts={settings.hosts}: the tree has only {nodes} nodes (N={tree.N}); replicas= "
+            "copies it"
+        )
+    return "packed", settings.hosts or max(1, min(devices, lanes))
 
 
-def plan_tree(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:
-    """Nodes over actors; raises UserError with the arithmetic when it can never fit."""
+def plan_tree(
+    settings: Settings, tree: Tree, cluster: Cluster, run: str, asking: Sequence[int] = ()
+) -> Plan:
+    """Nodes over actors; raises UserError with the arithmetic when it can never fit. `asking`:
+    the spine nodes that ask the head, which copies of it can answer."""
     kind, actors = decide(settings, tree, cluster)
     if kind == "per_node":
         layout = Layout({n: n for n in tree.nodes})
@@ -148,8 +168,24 @@ def plan_tree(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Pla
     else:
         layout = pack(tree, actors)
         names = tuple(f"host-{h}" for h in range(actors))
-    layout = replace(layout, one_machine=len(cluster.nodes) == 1)
+    heads = copies_for(settings.head_copies, asking, len(names))
+    names += tuple(f"head-{k + 1}" for k in range(settings.head_copies))
+    layout = replace(layout, one_machine=len(cluster.nodes) == 1, heads=heads)
     return fitted(settings, layout, [f"{run}/{name}" for name in names], cluster)
+
+
+def copies_for(copies: int, asking: Sequence[int], first: int) -> dict[int, int]:
+    """Which copy of the head answers which node; hosts from `first` on. The boundary's own head and
+    the copies take turns, from the finest level on, whose answer is needed first."""
+    if copies == 0:
+        return {}
+    if copies >= len(asking):
+        raise UserError(
+            f"head_copies={copies}: the head is asked {len(asking)} times in a step; at most "
+            f"{len(asking) - 1} copies (objective=node_all_ce or beta > 0 ask it at every level)"
+        )
+    turns = enumerate(reversed(asking))
+    return {n: first + k % (copies + 1) - 1 for k, n in turns if k % (copies + 1)}
 
 
 def plan_stages(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:
@@ -166,9 +202,10 @@ def alone(tree: Tree, device: str) -> Plan:
 
 def fitted(settings: Settings, layout: Layout, names: Sequence[str], cluster: Cluster) -> Plan:
     """A plan with the resources of every actor; UserError when the cluster can never hold it."""
-    cpus, gpus = resources(settings, len(names), cluster)
+    copies = settings.replicas
+    cpus, gpus = resources(settings, len(names) * copies, cluster)
     device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
-    plan = Plan(layout, tuple(names), cpus, gpus, settings.strategy, device)
+    plan = Plan(layout, tuple(names), cpus, gpus, settings.strategy, device, copies)
     check_fits(plan, cluster)
     return plan
 
@@ -196,7 +233,7 @@ def share(have: Sequence[float], actors: int) -> float:
 
 def check_fits(made: Plan, cluster: Cluster) -> None:
     """Raise UserError unless the cluster has room for every actor's bundle."""
-    actors = len(made.names)
+    actors = len(made.actors)
     wants = f"{actors} actors x ({made.cpus:g} CPU + {made.gpus:g} GPU)"
     for kind, each, have in (
         ("CPU", made.cpus, [c for c, _ in cluster.nodes]),
@@ -210,7 +247,7 @@ def check_fits(made: Plan, cluster: Cluster) -> None:
         if sum(slots) < actors:
             raise UserError(
                 f"placement cannot fit: {wants} = {actors * each:g} {kind}s, but the cluster has "
-                f"{cluster}, room for {sum(slots)} actors; lower hosts or "
+                f"{cluster}, room for {sum(slots)} actors; lower hosts, replicas or "
                 f"{kind.lower()}s_per_actor, or use placement=packed"
             )
     count = len(cluster.nodes)

@@ -94,16 +94,23 @@ def sweep_waves(tree: Tree, rule: Rule, layout: Layout, piece: int) -> list[Wave
             rows.append((clock, phase, level, dict(sorted(by_host.items()))))
 
     for s in range(1, tree.depth + 1):
-        forward, heads, settles = [], [], []
+        forward, heads, settles, again = [], [], [], []
         for node in tree.level(s):
             n, host = node.n, layout.host_of[node.n]
             lift = Op("lift", n, (f"z{node.l}", *rule.side_inputs), (f"mu{n}",))
             settle = Op("settle", n, (), (f"s{n}",))
             if tree.is_spine(node):
+                at_sample = rule.at_sample(tree, node)
                 forward.append((host, [lift]))
-                heads.append((boundary, [Op("head", n, (f"mu{n}",), answers(n, rule))]))
+                received = []
+                if rule.beta > 0 or not at_sample:
+                    verb = "hint" if at_sample else "head"
+                    heads.append((boundary, [Op(verb, n, (f"mu{n}",), answers(n, rule))]))
+                    received = [Op("receive", n, answers(n, rule))]
+                if at_sample:
+                    again.append((boundary, [Op("head", n, (f"z{n}",), (f"h{n}",))]))
                 weigh = Op("weigh", n, (f"s{n}",), (f"z{n}", f"m{n}"))
-                settles.append((host, [Op("receive", n, answers(n, rule)), settle, weigh]))
+                settles.append((host, [*received, settle, weigh]))
             else:
                 r = node.r
                 weigh = Op("weigh", n, (f"s{n}", f"z{r}", f"m{r}"), (f"z{n}", f"m{n}"))
@@ -111,5 +118,6 @@ def sweep_waves(tree: Tree, rule: Rule, layout: Layout, piece: int) -> list[Wave
         wave(3 * s - 2, "forward", s, forward)
         wave(3 * s - 1, "head", s, heads)
         wave(3 * s, "settle", s, settles)
+        wave(3 * s, "again", s, again)
     wave(3 * tree.depth + 1, "head", 0, [(boundary, [Op("readout", 0, (f"z{tree.N - 1}",))])])
     return make_calls(rows, piece, layout.one_machine)

@@ -9,7 +9,7 @@ from typing import Any
 
 from treeprop_ray.reporting.plot import plt, save
 from treeprop_ray.sweep.space import VALUE, Figure, show
-from treeprop_ray.sweep.table import Section
+from treeprop_ray.sweep.table import EPOCHS, Section
 
 
 def draw(sections: Sequence[Section], target: Path) -> bool:
@@ -53,7 +53,8 @@ def _what(section: Section, wanted: Figure) -> str:
     split, path, kind = section.space.metric.split("/")
     unit = " (%)" if kind == "accuracy" else ""
     of = "" if VALUE in (wanted.x, wanted.y, *wanted.series) else f" of {path}"
-    return f"{split} {kind}{unit}{of}"
+    split, when = EPOCHS.get(split, (split, ""))
+    return f"{split} {kind}{unit}{of}{when}"
 
 
 def _heatmap(ax: Any, section: Section, wanted: Figure) -> None:
