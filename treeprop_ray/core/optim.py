@@ -300,10 +300,10 @@ class PartOptimizer:
             self._multiply(parts, self.rule.clip / norm)
 
     def _multiply(self, parts: Iterable[str], factor: float) -> None:
-        """Scale the gradients of some parts; a host may have none in a step (finish)."""
+        """All gradients of some parts; there may be none."""
         params = (p for name in parts for p in self.params[name].values())
-        if gradients := [p.grad for p in params if p.grad is not None]:
-            torch._foreach_mul_(gradients, factor)
+        if grads := [p.grad for p in params if p.grad is not None]:
+            torch._foreach_mul_(grads, factor)
 
     def state(self) -> dict[str, Tensor]:
         """Optimizer state as `edge/parameter/slot` tensors; a number is one of no dimension."""
