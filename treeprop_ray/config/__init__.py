@@ -6,8 +6,10 @@ from treeprop_ray.config.loading import (
     LENGTH,
     Change,
     changes,
+    computed,
     describe,
     differences,
+    digest,
     experiment_file,
     load,
     load_file,
@@ -23,7 +25,8 @@ from treeprop_ray.config.settings import RESUMABLE, Settings, family_of, recurre
 
 __all__ = [
     "EXPERIMENTS", "LENGTH", "OWN", "RESUMABLE", "TEXTS", "Cff", "Change", "Data", "Model", "Probe",
-    "RaySettings", "Settings", "Time", "Weights", "changes", "describe", "differences", "dotted",
+    "RaySettings", "Settings", "Time", "Weights", "changes", "computed", "describe", "differences",
+    "digest", "dotted",
     "experiment_file", "family_of", "group", "imported", "load", "load_file", "merge", "opt",
     "parse_overrides", "read_yaml", "recurrent", "run_name", "to_yaml", "walk",
 ]  # fmt: skip

@@ -202,14 +202,34 @@ def run_name(settings: Settings) -> str:
     """The given name, or one that is the same for the same command."""
     if settings.name:
         return settings.name
+    short = _digest(_science(settings, LENGTH))[:6]
+    return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{short}"
+
+
+def computed(settings: Settings) -> dict[str, Any]:
+    """The settings that say what a run computes: those that must not differ on resume."""
+    fixed = settings.schedule == "constant" and not any(shares_of_total(settings))
+    return _science(settings, () if fixed else ("epochs", "steps"))
+
+
+def digest(settings: Settings) -> str:
+    """Names what a run computes."""
+    return _digest(computed(settings))[:16]
+
+
+def _science(settings: Settings, besides: Sequence[str]) -> dict[str, Any]:
+    """Settings that are not resumable, and some besides; later ones only if not at default."""
     default = {k: v for k, _, v in walk(Settings())}
-    science = {
+    return {
         k: v
         for k, f, v in walk(settings)
-        if (k not in RESUMABLE or k in LENGTH) and not (f.metadata.get("later") and v == default[k])
+        if (k not in RESUMABLE or k in besides)
+        and not (f.metadata.get("later") and v == default[k])
     }
-    digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:6]
-    return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{digest}"
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def describe(settings: Any) -> list[tuple[str, list[tuple[str, str, str]]]]:

@@ -12,7 +12,7 @@ from treeprop_ray import config
 from treeprop_ray.config import RESUMABLE, Settings
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.tables import markdown
-from treeprop_ray.run.folder import run_settings
+from treeprop_ray.run.folder import read_summary, run_settings
 
 # said in a column of its own, or about where and how a run was made
 SAID = {"method"} | (RESUMABLE - {"epochs", "steps"})
@@ -34,7 +34,7 @@ class Finished:
         if not path.is_file():
             raise UserError(f"runs={folder}: the run is not finished (no summary.json)")
         values = {key: value for key, _, value in config.walk(settings)}
-        return cls(Path(folder), values, json.loads(path.read_text()))
+        return cls(Path(folder), values, read_summary(Path(folder)))
 
     def differences(self) -> str:
         """The settings in which the run differs from its experiment."""

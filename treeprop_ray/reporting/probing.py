@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from treeprop_ray.reporting.probe_figures import draw
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.folder import checkpoints_of, run_settings
-from treeprop_ray.run.metrics import MetricsFile
+from treeprop_ray.run.metrics import MetricsFile, read_rows
 from treeprop_ray.run.reading import pick_checkpoint
 from treeprop_ray.run.trainer import Trainer
 
@@ -99,8 +98,7 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]], tree: Tree) -> None:
     """Put rows into probe.csv in the order of steps; a row of the same step is replaced."""
     kept: dict[int, Mapping[str, Any]] = {}
     if path.is_file():
-        with path.open(newline="") as f:
-            kept = {int(row["step"]): row for row in csv.DictReader(f)}
+        kept = {int(row["step"]): row for row in read_rows(path)}
     kept |= {int(row["step"]): row for row in rows}
     aside = path.with_suffix(".tmp")
     aside.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ The driver compares names and shapes; each host then reads the tensors of its ow
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +21,7 @@ from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.methods import Job
 from treeprop_ray.methods.job import Parts
 from treeprop_ray.run import checkpoint
+from treeprop_ray.run.files import read_json
 from treeprop_ray.run.folder import checkpoints_of, run_settings
 from treeprop_ray.run.storage import Storage, storage_at
 
@@ -82,7 +82,10 @@ def source_of(given: str) -> Source:
     if (path / checkpoint.FILES[0]).is_file():
         return Source(given, storage_at(path.parent), path.name)
     if (path / EXPORTED).is_file() and (path / "model.json").is_file():
-        ends = json.loads((path / "model.json").read_text())["path"][-1]
+        listed = read_json(path / "model.json", "path")["path"]
+        if not isinstance(listed, list) or not listed or not isinstance(listed[-1], int):
+            raise UserError(f"{path / 'model.json'}: is damaged: path must be a list of numbers")
+        ends = listed[-1]
         return Source(given, storage_at(path.parent), path.name, EXPORTED, ends)
     raise UserError(
         f"init_from={given}: must be a run folder, a checkpoint (…/checkpoints/step-…) or a folder "

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import errno
+import io
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,30 +17,64 @@ from treeprop_ray.core.scoring import Score
 from treeprop_ray.errors import warn
 from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.methods.outline import Outline
+from treeprop_ray.run import checkpoint
+from treeprop_ray.run.files import write_whole
 
 
 class MetricsFile:
-    """metrics.csv: fixed columns; on resume, rows after the checkpoint are cut off."""
+    """metrics.csv: fixed columns; on resume, rows after the checkpoint are cut off.
+
+    A full disk does not end the run: the row is left out, whole, with one warning.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str], step: int) -> None:
-        kept = []
-        if path.is_file():
-            with path.open(newline="") as f:
-                kept = [row for row in csv.DictReader(f) if int(row["step"]) <= step and step > 0]
-        self._file = path.open("w", newline="")
-        self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore", restval="")
-        self._writer.writeheader()
-        self._writer.writerows(kept)
+        self.path, self._columns, self._warned = path, columns, False
+        kept = read_rows(path) if step > 0 and path.is_file() else []
+        kept = [row for row in kept if int(row["step"]) <= step]
+        write_whole(path, self._text([dict(zip(columns, columns, strict=True)), *kept]))
+        self._file = path.open("ab", buffering=0)
+
+    def _text(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        text = io.StringIO(newline="")
+        csv.DictWriter(text, self._columns, extrasaction="ignore", restval="").writerows(rows)
+        return text.getvalue()
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row; it is on disk when this returns."""
-        self._writer.writerow(
-            {k: f"{v:.8g}" if isinstance(v, float) else v for k, v in row.items()}
-        )
-        self._file.flush()
+        shown = {k: f"{v:.8g}" if isinstance(v, float) else v for k, v in row.items()}
+        data, end = self._text([shown]).encode(), self._file.tell()
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)
+            if not self._warned:
+                warn(f"{self.path}: {e.strerror}; rows are missing from step {row['step']} on")
+            self._warned = True
 
     def close(self) -> None:
+        """No more rows."""
         self._file.close()
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The whole rows of a file of metrics, in which a killed writer or a full disk may have left
+    a torn one; how many are left out is said."""
+    text = path.read_bytes().decode(errors="replace").replace("\0", "\ufffd")
+    lines = text.splitlines(keepends=True)
+    torn = bool(lines) and not lines[-1].endswith("\n")
+    try:
+        header, *cells = csv.reader(lines[: len(lines) - torn])
+    except (ValueError, csv.Error):
+        header, cells = [], []
+    rows = [dict(zip(header, row, strict=True)) for row in cells if len(row) == len(header)]
+    whole = [row for row in rows if checkpoint.is_step(row.get("step", ""))]
+    if missing := len(cells) - len(whole) + torn:
+        warn(f"{path}: is damaged; {missing} of its lines are left out")
+    elif lines and "step" not in header:
+        warn(f"{path}: is damaged and begins anew")
+    return whole
 
 
 class Log:

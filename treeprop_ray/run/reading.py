@@ -12,19 +12,22 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.models.rnn import TimeNetwork
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.folder import check_permutation, checkpoints_of, run_settings
+from treeprop_ray.run.identity import Identity
 
 
 def pick_checkpoint(run: str, which: str) -> checkpoint.Checkpoint:
     """The newest checkpoint, the best one, or a given step."""
-    storage = checkpoints_of(run_settings(run), Path(run))
+    settings = run_settings(run)
+    storage = checkpoints_of(settings, Path(run))
     found = checkpoint.newest(storage)
     if found is None:
         raise UserError(f"run={run}: has no checkpoint")
+    Identity.of(settings, Path(run)).check(found)
     if which == "last":
         return found
     if which == "best":
         step = found.meta["best"]["step"]
-    elif which.isdigit():
+    elif checkpoint.is_step(which):
         step = int(which)
     else:
         raise UserError(f"checkpoint={which}: last, best or a step number")

@@ -46,7 +46,22 @@ class Storage(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make the place, see that it can be written to, remove what a killed writer left."""
+        """Make the place, and see that it can be written to."""
+
+    def tidy(self) -> None:  # noqa: B027 (elsewhere nothing is written aside)
+        """Remove what a killed writer left; nobody else may be writing."""
+
+    @abstractmethod
+    def read(self, name: str, file: str) -> bytes:
+        """One small file of a name."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Bytes that removing a name would free."""
+
+    def room(self) -> int | None:
+        """Bytes that are free, where that is known."""
+        return None
 
     @abstractmethod
     def at(self, name: str) -> str:
@@ -86,8 +101,19 @@ class Disk(Storage):
 
     def prepare(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
+
+    def tidy(self) -> None:
         for left in self.root.glob(".step-*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
+
+    def size(self, name: str) -> int:
+        return sum(p.stat().st_size for p in (self.root / name).glob("*"))
+
+    def read(self, name: str, file: str) -> bytes:
+        return (self.root / name / file).read_bytes()
+
+    def room(self) -> int | None:
+        return shutil.disk_usage(self.root).free
 
     def at(self, name: str) -> str:
         return str(self.root / name)
@@ -134,6 +160,12 @@ class Remote(Storage):
     def remove(self, name: str) -> None:
         if self.fs.exists(f"{self.root}/{name}"):
             self.fs.rm(f"{self.root}/{name}", recursive=True)
+
+    def read(self, name: str, file: str) -> bytes:
+        return bytes(self.fs.cat_file(f"{self.root}/{name}/{file}"))
+
+    def size(self, name: str) -> int:
+        return int(self.fs.du(f"{self.root}/{name}"))
 
     def prepare(self) -> None:
         probe = f"{self.root}/.probe"

@@ -91,6 +91,15 @@ class Trainer:
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
+        if self.folder and self.writes:
+            self.folder.claim()
+        try:
+            return self._train()
+        finally:
+            if self.folder:
+                self.folder.release()
+
+    def _train(self) -> dict[str, Any]:
         point = self._newest()
         if self.settings.init_from and point is None:
             self.job, self.initial = started(self.job)
@@ -152,7 +161,11 @@ class Trainer:
         """The checkpoint to go on from."""
         if self.folder is None or self.settings.fresh:
             return None
-        return checkpoint.newest(self.folder.storage)
+        point = checkpoint.newest(self.folder.storage)
+        if point:
+            checkpoint.check_fits(point, self.job.tree.N, self.settings.split)
+            self.folder.identity.check(point)
+        return point
 
     def _open(self, point: Checkpoint | None) -> None:
         """Make the folder, or take up the run that it holds."""
@@ -188,7 +201,6 @@ class Trainer:
 
     def _resume(self, point: Checkpoint) -> None:
         N, split = self.engine.tree.N, self.settings.split
-        checkpoint.check_fits(point, N, split)
         checkpoint.check_fits(point, N, split, self.engine.state()[0])
         self.start, self.best = point.meta["step"], point.meta["best"]
         self.done, self.epoch = self.start, self.start // self.per_epoch
@@ -246,12 +258,14 @@ class Trainer:
         meta = {
             "step": done, "epoch": self.epoch, "seed": s.seed, "N": self.engine.tree.N,
             "split": s.split, "best": self.best, "tests": self.tests, "ahead": self.ahead,
-            **self._origin(),
+            **self._origin(), "settings": self.folder.identity.computed,
             "wall_seconds": self.wall + time.perf_counter() - self._began,
         }  # fmt: skip
-        self.saved = checkpoint.save(self.folder.storage, *self.engine.state(), meta)
         best = self.best["step"] if s.keep_best else None
-        checkpoint.prune(self.folder.storage, done, s.keep_last, best)
+        marks = self.folder.identity.marks()
+        self.saved = checkpoint.keep(
+            self.folder.storage, self.engine.state(), meta, marks, s.keep_last, best
+        )
 
     def _origin(self) -> dict[str, Any]:
         """Where the weights of the beginning came from, if not from the seed."""

@@ -18,7 +18,9 @@ from omegaconf import OmegaConf
 
 from treeprop_ray import config, methods
 from treeprop_ray.config import RESUMABLE, Settings
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, warn
+from treeprop_ray.run import files
+from treeprop_ray.run.folder import read_summary
 from treeprop_ray.sweep.space import (
     Axis,
     Base,
@@ -228,8 +230,12 @@ def past_trials(sweep: Sweep) -> list[Trial]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON file, or None where there is none that can be read."""
-    try:
-        return cast("dict[str, Any]", json.loads(path.read_text()))
-    except (OSError, ValueError):
+    """A mapping of a JSON file, or None where there is none; one that is damaged is said."""
+    if not path.is_file():
         return None
+    try:
+        found = read_summary(path.parent) if path.name == "summary.json" else files.read_json(path)
+    except UserError as e:
+        warn(str(e))
+        return None
+    return found if isinstance(found, dict) else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treeprop_ray.errors import UserError
+from treeprop_ray.run.files import write_whole
 from treeprop_ray.sweep.plan import (
     FAILED,
     FINISHED,
@@ -155,11 +156,15 @@ def _plain(key: str) -> int:
 def command_log(folder: Path) -> list[str]:
     """The tune commands that a sweep's folder has seen, oldest first."""
     log = read_json(folder / "commands.json") or {}
-    return list(log.get("commands", []))
+    commands = log.get("commands", [])
+    if not isinstance(commands, list) or not all(isinstance(c, str) for c in commands):
+        raise UserError(f"{folder / 'commands.json'}: is damaged: commands must be a list of texts")
+    return commands
 
 
 def log_command(folder: Path, command: str) -> None:
     """Note a tune command, so that `report` knows which runs belong together."""
     folder.mkdir(parents=True, exist_ok=True)
     known = [c for c in command_log(folder) if c != command]
-    (folder / "commands.json").write_text(json.dumps({"commands": [*known, command]}, indent=2))
+    log = json.dumps({"commands": [*known, command]}, indent=2)
+    write_whole(folder / "commands.json", log)
