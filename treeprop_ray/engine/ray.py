@@ -21,7 +21,7 @@ from treeprop_ray.engine.points import Point
 from treeprop_ray.engine.recovery import Recovery
 from treeprop_ray.engine.stream import StreamDriver
 from treeprop_ray.errors import UserError, first_line
-from treeprop_ray.hosts.base import State, StepReport
+from treeprop_ray.hosts.base import Host, State, StepReport
 from treeprop_ray.methods import Job
 from treeprop_ray.schedule.copies import Copy, copied
 from treeprop_ray.schedule.placement import Plan
@@ -43,6 +43,7 @@ class RayEngine(Engine):
     """Runs a job on the actors of a plan, and recovers from lost ones."""
 
     driver: Driver
+    spread = True
 
     def __init__(self, job: Job, owns_ray: bool = False) -> None:
         super().__init__(job)
@@ -153,7 +154,18 @@ class RayEngine(Engine):
         return dict(sorted(weights.items())), dict(sorted(optimizer.items()))
 
     def load(self, state: State, step: int = 0) -> None:
-        self.recovery.start_from(Point.of(state), step)
+        self.recovery.start_from(Point.of((dict(state[0]), dict(state[1]))), step)
+
+    def ready(self, answers: Sequence[Any]) -> bool:
+        refs = list(answers)
+        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        return len(done) == len(refs)
+
+    def take_up(self, read: Callable[[Host], None], step: int) -> None:
+        self.recovery.start_from(Point(read=read), step)
+
+    def watch(self, done: int, again: Callable[[], None] | None) -> None:
+        self.recovery.watched = None if again is None else (done, again)
 
     def usage(self) -> list[Usage]:
         """Per actor: busy seconds and bytes sent since the last question, and its last spans."""

@@ -38,6 +38,7 @@ class Recovery:
         self.point: tuple[int, Point | None] = (0, None)  # (step, states); None: as built
         self.pending: tuple[int, Point] | None = None  # a point that is under way
         self.journal: dict[int, bool] = {}  # steps submitted since the point -> report
+        self.watched: tuple[int, Callable[[], None]] | None = None  # a state that is being stored
         self.failures = self.replayed = 0
         self.machines = len(runtime.cluster().nodes) if settings.elastic else 0
 
@@ -61,7 +62,8 @@ class Recovery:
     def _advance(self, done: int) -> None:
         """Ask for a new point now and then; it counts once every actor's state has arrived."""
         driver = self.engine.driver
-        if self.pending is not None and self.pending[1].arrived():
+        passes = self.watched and self.pending and self.pending[0] > self.watched[0]
+        if self.pending is not None and not passes and self.pending[1].arrived():
             step, point = self.pending
             driver.get([*point.names, *point.kept])  # tells if one was lost
             self.set_point(step, point)
@@ -116,6 +118,7 @@ class Recovery:
                 self._restore()
                 for step, report in steps:
                     self.engine.driver.step(step, report)
+                    self._store_again(step + 1)
                 self.replayed += len(steps)
                 return
             except ActorLost as e:
@@ -179,6 +182,7 @@ class Recovery:
         self._restore()
         for step, report in sorted(self.journal.items()):
             self.engine.driver.step(step, report)
+            self._store_again(step + 1)
 
     def _restore(self) -> None:
         """Bring all actors to the point."""
@@ -187,6 +191,12 @@ class Recovery:
             driver.become(driver.roles, driver.calls)
         else:
             driver.restore(point)
+        self._store_again(self.point[0])
+
+    def _store_again(self, done: int) -> None:
+        """If the state after `done` steps was being stored when an actor was lost."""
+        if self.watched and self.watched[0] == done:
+            self.watched[1]()
 
 
 def recut(settings: Settings) -> list[Settings]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 
 from treeprop_ray.core.tree import Tree
@@ -24,6 +24,7 @@ from treeprop_ray.run import checkpoint
 from treeprop_ray.run.files import read_json
 from treeprop_ray.run.folder import checkpoints_of, run_settings
 from treeprop_ray.run.storage import Storage, storage_at
+from treeprop_ray.run.tensors import Tensors
 
 EXPORTED = "model.safetensors"
 Keys = Mapping[str, Mapping[str, str]]  # part -> its tensor -> the tensor's name in the file
@@ -37,18 +38,17 @@ class Source:
     given: str
     storage: Storage
     name: str
-    file: str = checkpoint.FILES[0]
+    file: str = ""  # of an export
     end: int = 0  # exported: where its path ends; the edge that ends there is the head
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Any]:
-        """The opened file."""
+    def open(self) -> Iterator[Tensors]:
+        """The tensors, which are read one by one."""
         try:
-            with (
-                self.storage.get(self.name) as folder,
-                safe_open(folder / self.file, framework="pt") as weights,
-            ):
-                yield weights
+            with self.storage.get(self.name) as folder:
+                kinds = ("weights.safetensors", "weights-*.safetensors")
+                files = [path for kind in kinds for path in sorted(folder.glob(kind))]
+                yield Tensors([folder / self.file] if self.file else files)
         except (OSError, SafetensorError) as e:
             raise UserError(f"init_from={self.given}: cannot be read: {first_line(e)}") from e
 
@@ -58,12 +58,12 @@ class Source:
         shapes: dict[str, dict[str, tuple[int, ...]]] = {}
         head = f"{tree.head[0]}-{tree.head[1]}"
         with self.open() as weights:
-            for key in weights.keys():  # noqa: SIM118 (it is no mapping)
+            for key in weights:
                 part, _, tensor = key.partition("." if self.file == EXPORTED else "/")
                 if self.end == tree.N and part.endswith(f"-{self.end}"):
                     part = head
                 keys.setdefault(part, {})[tensor] = key
-                shapes.setdefault(part, {})[tensor] = tuple(weights.get_slice(key).get_shape())
+                shapes.setdefault(part, {})[tensor] = weights.shape(key)
         return keys, shapes
 
 
@@ -79,7 +79,7 @@ def source_of(given: str) -> Source:
         if point is None:
             raise UserError(f"init_from={given}: the run has no checkpoint")
         return Source(given, storage, checkpoint.name_of(point.meta["step"]))
-    if (path / checkpoint.FILES[0]).is_file():
+    if any(path.glob("weights*.safetensors")):
         return Source(given, storage_at(path.parent), path.name)
     if (path / EXPORTED).is_file() and (path / "model.json").is_file():
         listed = read_json(path / "model.json", "path")["path"]
@@ -123,7 +123,7 @@ def _loaded(parts: Parts, source: Source, keys: Keys, names: Sequence[str]) -> d
     if mine:
         with source.open() as weights:
             for name in mine:
-                tensors = {own: weights.get_tensor(key) for own, key in keys[name].items()}
+                tensors = {own: weights[key] for own, key in keys[name].items()}
                 modules[name].load_state_dict(tensors)
     return modules
 
