@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,6 +47,18 @@ def shapes_of(host: Host) -> dict[str, tuple[tuple[int, ...], str]]:
         k: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for k, t in host.shapes().items()
     }
     return kinds
+
+
+class Saving(Protocol):
+    """The state after `step` steps, which hosts are storing while training goes on."""
+
+    step: int
+
+    def begin(self) -> None:
+        """Have all hosts store what they have now."""
+
+    def arrived(self, wait: bool) -> bool:
+        """Whether all of it is stored; `wait`: until it is."""
 
 
 class Engine(ABC):
@@ -104,9 +116,8 @@ class Engine(ABC):
         """Have each host read its parts of the state that an earlier run had before `step`."""
         raise NotImplementedError
 
-    def watch(self, done: int, again: Callable[[], None] | None) -> None:  # noqa: B027
-        """While the state after `done` steps is being stored: who is lost meanwhile comes back to
-        it, and then `again` is called; None: it is stored."""
+    def watch(self, saving: Saving | None) -> None:  # noqa: B027 (nothing is lost in one process)
+        """While a state is being stored: who is lost meanwhile comes back to it and begins again."""
 
     def spans(self) -> list[Span]:
         """When the actors worked during the last steps; empty in one process."""

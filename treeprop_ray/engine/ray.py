@@ -15,7 +15,7 @@ from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.data import Batches
 from treeprop_ray.engine import runtime, transport
 from treeprop_ray.engine.actors import Role
-from treeprop_ray.engine.base import Engine, Span
+from treeprop_ray.engine.base import Engine, Saving, Span
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.points import Point
 from treeprop_ray.engine.recovery import Recovery
@@ -164,8 +164,8 @@ class RayEngine(Engine):
     def take_up(self, read: Callable[[Host], None], step: int) -> None:
         self.recovery.start_from(Point(read=read), step)
 
-    def watch(self, done: int, again: Callable[[], None] | None) -> None:
-        self.recovery.watched = None if again is None else (done, again)
+    def watch(self, saving: Saving | None) -> None:
+        self.recovery.saving = saving
 
     def usage(self) -> list[Usage]:
         """Per actor: busy seconds and bytes sent since the last question, and its last spans."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from treeprop_ray.config import Settings
 from treeprop_ray.engine import runtime
+from treeprop_ray.engine.base import Saving
 from treeprop_ray.engine.driver import PlacementBusy
 from treeprop_ray.engine.points import Point
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
@@ -38,7 +39,7 @@ class Recovery:
         self.point: tuple[int, Point | None] = (0, None)  # (step, states); None: as built
         self.pending: tuple[int, Point] | None = None  # a point that is under way
         self.journal: dict[int, bool] = {}  # steps submitted since the point -> report
-        self.watched: tuple[int, Callable[[], None]] | None = None  # a state that is being stored
+        self.saving: Saving | None = None  # a state that is being stored; the point stays before it
         self.failures = self.replayed = 0
         self.machines = len(runtime.cluster().nodes) if settings.elastic else 0
 
@@ -62,7 +63,7 @@ class Recovery:
     def _advance(self, done: int) -> None:
         """Ask for a new point now and then; it counts once every actor's state has arrived."""
         driver = self.engine.driver
-        passes = self.watched and self.pending and self.pending[0] > self.watched[0]
+        passes = self.saving and self.pending and self.pending[0] > self.saving.step
         if self.pending is not None and not passes and self.pending[1].arrived():
             step, point = self.pending
             driver.get([*point.names, *point.kept])  # tells if one was lost
@@ -74,6 +75,8 @@ class Recovery:
 
     def mark(self, done: int) -> None:
         """Make the state after `done` steps the point; waits for it."""
+        if self.saving:
+            self.saving.arrived(wait=True)
         self.pending = None
         point = self.engine.driver.snapshot(done)
         self.engine.driver.get([*point.names, *point.kept])
@@ -195,8 +198,8 @@ class Recovery:
 
     def _store_again(self, done: int) -> None:
         """If the state after `done` steps was being stored when an actor was lost."""
-        if self.watched and self.watched[0] == done:
-            self.watched[1]()
+        if self.saving and self.saving.step == done:
+            self.saving.begin()
 
 
 def recut(settings: Settings) -> list[Settings]:

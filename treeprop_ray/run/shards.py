@@ -30,7 +30,7 @@ from treeprop_ray.run.storage import MANIFEST, Storage
 KINDS = ("weights", "optimizer")
 Written = tuple[dict[str, str], tuple[str, ...]]  # checksums by file, names of the slots
 
-_under_way: dict[str, Future[Written | State]] = {}  # in an actor: by checkpoint
+_under_way: dict[tuple[str, int], Future[Written | State]] = {}  # in an actor
 _thread = ThreadPoolExecutor(1, "treeprop-writer")
 
 
@@ -42,16 +42,15 @@ def write(host: Host, storage: Storage, name: str, token: str, index: int) -> No
     state = host.state()
     sees = storage.sees(name, token)
     work = partial(write_files, storage, name, index, state) if sees else lambda: state
-    _under_way[storage.at(name)] = _thread.submit(work)
+    _under_way[storage.at(name), index] = _thread.submit(work)
 
 
-def written(host: Host, storage: Storage, name: str) -> Written | State | None:
+def written(host: Host, storage: Storage, name: str, index: int) -> Written | State | None:
     """What was written, or the state where that is not possible; None while it is under way."""
-    future = _under_way[storage.at(name)]
-    if not future.done():
+    key = storage.at(name), index
+    if not _under_way[key].done():
         return None
-    del _under_way[storage.at(name)]
-    return future.result()
+    return _under_way.pop(key).result()
 
 
 def write_files(storage: Storage, name: str, index: int, state: State) -> Written:
@@ -97,7 +96,7 @@ class Saving:
         if not checkpoint.is_ours(checkpoint.manifest(storage, self.step) or {}, marks):
             raise TrainingError(f"{storage.at(self.name)}: is of another run, which is left alone")
         self.begin()
-        engine.watch(self.step, self.begin)
+        engine.watch(self)
 
     def begin(self) -> None:
         """Have all actors write; again, if some were lost and all are back at the step."""
@@ -110,7 +109,7 @@ class Saving:
             self._ask(index)
 
     def _ask(self, index: int) -> None:
-        self.asked[index] = self.engine.ask(index, written, self.storage, self.name)
+        self.asked[index] = self.engine.ask(index, written, self.storage, self.name, index)
 
     def arrived(self, wait: bool) -> bool:
         """Whether all parts are written; `wait`: until they are."""
@@ -132,11 +131,12 @@ class Saving:
                 self.parts[index] = part
                 del self.asked[index]
             if not wait:
-                return
+                break
+        if not self.asked:  # all is on disk: a loss no longer matters
+            self.engine.watch(None)
 
     def commit(self) -> str:
         """Make it a checkpoint; returns where it is."""
-        self.engine.watch(self.step, None)
         sums = {file: s for part, _ in self.parts.values() for file, s in part.items()}
         slots = {name for _, names in self.parts.values() for name in names}
         meta = json.dumps({**self.meta, "slots": checkpoint.names_digest(slots)}, indent=2)

@@ -218,8 +218,8 @@ class Trainer:
         """Every actor reads its own parts, if all of them see the checkpoint."""
         engine, storage = self.engine, self.folder.storage if self.folder else None
         if engine.spread and storage is not None:
-            asked = [engine.ask(k, shards.sees, storage, self.start) for k in range(engine.actors)]
-            if all(engine.get(asked)):
+            words, each = (shards.sees, storage, self.start), range(engine.actors)
+            if all(engine.guarded(lambda: engine.get([engine.ask(k, *words) for k in each]))):
                 engine.take_up(partial(shards.read_own, storage, self.start), self.start)
                 return
         engine.load((dict(point.weights), dict(resumed(point.optimizer))), self.start)
