@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,15 @@ def test_plan_writes_both_tables(
     checks = plan.read(str(tmp_path), "bench_plan_check")
     (fitted,) = [r for r in checks if "fitted" in r["run"]]
     assert float(fitted["predicted / measured"]) == pytest.approx(1, abs=1e-3)
+
+
+def test_copies_divide_the_batch_and_pay_for_the_exchange() -> None:
+    net, link, tree = model.Network(36), plan.LINKS[-1], Tree(36)
+    rest = (plan.DEVICE, link, FREE)
+    one, four = (model.copies_step(net, 64, copies, 1, *rest) for copies in (1, 4))
+    layout = model.layout_for(tree, 16)
+    share = model.tree_step(replace(net, batch=16), layout, 1, *rest)
+    assert share.seconds < four.seconds < one.seconds
+    most = 4 * max(model.host_parameters(net, layout).values())
+    exchange = 1.5 * most / link.bandwidth + 2 * link.latency
+    assert four.seconds - share.seconds == pytest.approx(exchange)

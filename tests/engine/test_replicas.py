@@ -98,7 +98,7 @@ def cases(draw: st.DrawFn) -> tuple[list[str], int, int, list[str]]:
 @example(
     ([*MLP, "model.blocks=4", "clip=0.05", "objective=final_ce"], 1, 1, ["placement=per_node"])
 )  # blocks without a gradient have nothing to clip
-@limits(max_examples=15, deadline=None)
+@limits(max_examples=10, deadline=None)
 def test_copies_equal_micro_batches(case: tuple[list[str], int, int, list[str]]) -> None:
     words, replicas, pieces, more = case
     compare(words, replicas, pieces, *more, make=InProcess)

@@ -20,6 +20,7 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "gpt": "gpt.run",
     "generate": "generate.run",
     "plan": "plan.run",
+    "replicas": "replicas.run",
 }
 
 

@@ -139,12 +139,18 @@ class HostActor:
     def hand_out(self, step: int, _: object) -> Any:
         """For each copy of this host what it needs to add up its share of the gradients. `_` is
         the call it waits for."""
-        return [*map(transport.leaving, self._shared("hand_out", step, self.host.hand_out))]
+        return [self._sent(part) for part in self._shared("hand_out", step, self.host.hand_out)]
 
     def add_up(self, step: int, *others: Any) -> Any:
         """The sums of the own share of the gradients, over all copies."""
         given = [transport.arriving(other) for other in others]
-        return transport.leaving(self._shared("add_up", step, self.host.add_up, given))
+        return self._sent(self._shared("add_up", step, self.host.add_up, given))
+
+    def _sent(self, value: Any) -> Any:
+        """A value on its way to another copy, in travelling form; its bytes are counted."""
+        leaving = transport.leaving(value)
+        self.sent += transport.weight(leaving)
+        return leaving
 
     def _shared(self, phase: str, step: int, verb: Callable[..., Any], *words: Any) -> Any:
         """Work on gradients of several copies."""
@@ -199,7 +205,7 @@ class HostActor:
         begin = time.time()
         try:
             self.host.apply(step, square_norms)
-            weights = transport.leaving(self.host.weights_out()) if self.role.shards else None
+            weights = self._sent(self.host.weights_out()) if self.role.shards else None
         except Exception as e:
             raise told_at(f"actor {self.role.name}, update of step {step}", e) from e
         self._note("update", 0, 0, step, begin)
