@@ -16,6 +16,7 @@
     python -m treeprop_ray.bench generate run=results/runs/<name>   # drafts against plain decoding
     python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
     python -m treeprop_ray.bench replicas               # trees times replicas
+    python -m treeprop_ray.bench checkpoint             # what actors write themselves
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """

@@ -21,6 +21,7 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "generate": "generate.run",
     "plan": "plan.run",
     "replicas": "replicas.run",
+    "checkpoint": "checkpoints.run",
 }
 
 

@@ -117,7 +117,7 @@ class Engine(ABC):
         raise NotImplementedError
 
     def watch(self, saving: Saving | None) -> None:  # noqa: B027 (nothing is lost in one process)
-        """While a state is being stored: who is lost meanwhile comes back to it and begins again."""
+        """While a state is being stored: whoever is lost comes back to it and begins again."""
 
     def spans(self) -> list[Span]:
         """When the actors worked during the last steps; empty in one process."""
