@@ -112,7 +112,7 @@ def test_the_real_set_has_grey_pictures(hub: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncated", "no image"])
 def test_a_damaged_image_is_named(tiny: Callable[[list[bytes]], DataSet], damage: str) -> None:
     bad = picture()[:2000] if damage == "truncated" else b"not an image"
-    with pytest.raises(UserError, match=r"tiny-imagenet: image 1 of split train is damaged") as e:
+    with pytest.raises(UserError, match=r"parquet, row 1: image 1 of split train is damaged") as e:
         tiny([picture(), bad])
     assert "\n" not in str(e.value)
 

@@ -202,7 +202,8 @@ def test_twenty_kills_do_not_change_the_weights(
     trainer.train()
     assert len(list(tmp_path.glob("blow-*"))) == len(blows)
     assert {n for b in blows for n in (b.leader, *b.others)} == set(names)
-    assert trainer.engine.recovery.failures >= len(blows)
+    # a blow that falls while the steps are done again belongs to the same episode
+    assert 1 <= trainer.engine.recovery.failures <= len(blows)
     told = capfd.readouterr().err
     assert all(f"r/{blow.leader}" in told for blow in blows) and told.count("replaying") >= len(
         blows

@@ -59,6 +59,9 @@ class FakeDriver:
     def revive(self, lost: list[int]) -> None:
         self.total = -1000
 
+    def wait(self) -> list[Any]:
+        return []
+
     def become(self, roles: Any, calls: Any) -> None:
         self.total = 0
 

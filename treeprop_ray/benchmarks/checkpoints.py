@@ -118,8 +118,8 @@ def run(bench: BenchSettings) -> None:
 
 NOTES = [
     f"""Networks of 12 blocks as in bench_gpt.md, at two widths, with the auxiliary blocks and the
-state of AdamW; batch 1, windows of 64 random tokens, two actors with one thread each. `step`: mean of
-{STEPS - 1} steps; `step while writing`: mean of the steps from the moment the checkpoint was asked
+state of AdamW; batch 1, windows of 64 random tokens, two actors with one thread each. `step`: mean
+of {STEPS - 1} steps; `step while writing`: mean of the steps from when the checkpoint was asked
 for until all parts were written, synced and summed (sha256), the copy of the state included; two
 actors on two cores leave their writing threads no core of their own. `driver's peak`: the largest
 resident set of the driver's process. `read`: every actor its own parts. `verify`: checksums of all

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from treeprop_ray.config.fields import check, title_of, walk
+from treeprop_ray.config.secrets import hidden
 from treeprop_ray.config.settings import CHANGEABLE, RESUMABLE, Settings
 from treeprop_ray.errors import UserError, first_line
 
@@ -32,7 +33,18 @@ def read_yaml(path: Path, what: str) -> DictConfig:
         raise UserError(f"{what}: not readable as YAML: {first_line(e)}") from e
     if not isinstance(loaded, DictConfig):
         raise UserError(f"{what}: must hold key: value lines")
+    if found := _interpolation(OmegaConf.to_container(loaded, resolve=False)):
+        raise UserError(f"{what}: {found}: ${{…}} is not resolved in files; write the value")
     return loaded
+
+
+def _interpolation(value: Any) -> str:
+    """The first text that would be replaced, by an environment variable for one; empty if none."""
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list):
+        return next((found for each in value if (found := _interpolation(each))), "")
+    return value if isinstance(value, str) and "${" in value else ""
 
 
 def experiment_file(name: str) -> Path:
@@ -153,8 +165,12 @@ def load_file(path: Path) -> Settings:
 
 
 def to_yaml(settings: Any) -> str:
-    """The resolved settings as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.structured(settings))
+    """The resolved settings as YAML, without the credentials of URLs."""
+    shown = OmegaConf.structured(settings)
+    for key, _, value in walk(settings):
+        if hidden(value) != value:
+            OmegaConf.update(shown, key, hidden(value))
+    return OmegaConf.to_yaml(shown)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,8 +197,8 @@ def differences(old: Settings, new: Settings) -> list[str]:
 
 def changes(old: Settings, new: Settings) -> list[Change]:
     """Settings that differ and change what is computed."""
-    a = {k: v for k, _, v in walk(old)}
-    b = {k: v for k, _, v in walk(new)}
+    a = {k: hidden(v) for k, _, v in walk(old)}
+    b = {k: hidden(v) for k, _, v in walk(new)}
     moving = set(RESUMABLE) - {"storage"}  # elsewhere the checkpoints would not be found
     if old.schedule != "constant" or any(shares_of_total(old)):
         moving -= {"epochs", "steps"}  # learning rate and stage of step t depend on the total
@@ -221,7 +237,7 @@ def _science(settings: Settings, besides: Sequence[str]) -> dict[str, Any]:
     """Settings that are not resumable, and some besides; later ones only if not at default."""
     default = {k: v for k, _, v in walk(Settings())}
     return {
-        k: v
+        k: hidden(v)
         for k, f, v in walk(settings)
         if (k not in RESUMABLE or k in besides)
         and not (f.metadata.get("later") and v == default[k])

@@ -116,12 +116,15 @@ class Engine(ABC):
         """Have each host read its parts of the state that an earlier run had before `step`."""
         raise NotImplementedError
 
-    def watch(self, saving: Saving | None) -> None:  # noqa: B027 (nothing is lost in one process)
+    def storing(self, saving: Saving | None) -> None:  # noqa: B027 (nothing is lost in one process)
         """While a state is being stored: whoever is lost comes back to it and begins again."""
 
     def spans(self) -> list[Span]:
         """When the actors worked during the last steps; empty in one process."""
         return []
+
+    def watch(self, told: Callable[[], str]) -> None:  # noqa: B027 (nothing to lose in one process)
+        """Say `told` in one line and end the process when what the engine runs on is gone."""
 
     def close(self) -> None:  # noqa: B027 (nothing to close is the rule in one process)
         """Give back everything that was started."""

@@ -10,16 +10,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import (
     GetTimeoutError,
+    NodeDiedError,
     ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
     RayActorError,
     RayError,
+    RaySystemError,
     RayTaskError,
+    RpcError,
+    WorkerCrashedError,
 )
 from ray.experimental.collective import create_collective_group
 from ray.util.metrics import Gauge
@@ -45,7 +52,17 @@ REVIVE_SECONDS = 60  # for actors that are made anew
 MOVE_SECONDS = 3  # for Ray to find another machine for the bundle of a lost one
 
 
+# what Ray says when a process, a machine or a tensor is gone; all go back and replay
+LOSSES = (
+    RayActorError, ObjectLostError, OutOfMemoryError, NodeDiedError, WorkerCrashedError,
+    RaySystemError, ObjectStoreFullError, OutOfDiskError, RpcError,
+)  # fmt: skip
+
 Bound = tuple[Any, int, Call]  # an actor's method, the call's index there, the call
+
+
+class ActorLate(ActorLost):
+    """No answer in time: an actor is stuck, paused, or cut off from the others."""
 
 
 class PlacementBusy(UserError):
@@ -66,8 +83,11 @@ class Driver:
         wave_timeout: float = 600.0,
         probes: Mapping[str, Sequence[Call]] | None = None,
         shards: bool = False,
+        avoid: Collection[str] = (),
     ) -> None:
-        """`probes`: calls outside the step, by name; a role lists them after its step's calls."""
+        """`probes`: calls outside the step, by name; a role lists them after its step's calls.
+        `avoid`: ids of machines that others cannot reach."""
+        self.avoid = avoid
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
         self.probes, self.shards = probes or {}, shards
@@ -94,7 +114,11 @@ class Driver:
                 f"are not free (in use by others); free: {ray.available_resources()}"
             )
         self.actors = [self._actor_anew(index) for index in range(len(self.roles))]
-        self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
+        try:
+            self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
+        except ActorLost as e:
+            names = ", ".join(self.roles[i].name for i in self.lost()) or "an actor"
+            raise ActorLost(f"{names} died while it was made: {e}") from e
         self._look_around()
         self._join()
 
@@ -116,7 +140,12 @@ class Driver:
             self.group, self.owns_group = around, False
             self.first_bundle = len(around.bundle_specs) - count
         else:
-            self.group = placement_group(self.plan.bundles, strategy=self.plan.strategy)
+            elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(self.avoid))})"}
+            self.group = placement_group(
+                self.plan.bundles,
+                strategy=self.plan.strategy,
+                bundle_label_selector=[elsewhere] * count if self.avoid else None,
+            )
 
     def _actor(self, index: int) -> Any:
         """Start the actor of a role in its bundle. Ray must not restart it: state would be lost."""
@@ -147,7 +176,9 @@ class Driver:
     def lost(self) -> list[int]:
         """The hosts whose actors are dead or do not answer."""
         self.flight.clear()
-        return [i for i, actor in enumerate(self.actors) if not self._alive(actor)]
+        refs = [actor.ready.remote() for actor in self.actors]
+        ray.wait(refs, num_returns=len(refs), timeout=REVIVE_SECONDS)
+        return [i for i, ref in enumerate(refs) if not self._answers(ref)]
 
     def revive(self, lost: Sequence[int]) -> None:
         """Make lost actors anew in their places; the others live on.
@@ -184,9 +215,9 @@ class Driver:
                 time.sleep(0.1)
         raise ActorLost(f"the name {self.roles[index].name} stays taken")
 
-    def _alive(self, actor: Any) -> bool:
+    def _answers(self, ref: Any) -> bool:
         try:
-            ray.get(actor.ready.remote(), timeout=REVIVE_SECONDS)
+            ray.get(ref, timeout=0)
         except (RayError, GetTimeoutError):
             return False
         return True
@@ -317,14 +348,16 @@ class Driver:
             if isinstance(cause, TrainingError | UserError):
                 raise cause from None
             self._check_made(cause)
-            if isinstance(cause, RayActorError | ObjectLostError):
+            if isinstance(cause, LOSSES):
                 raise ActorLost(first_line(cause)) from e
             raise TrainingError(f"an actor failed: {first_line(cause or e)}") from e
-        except (RayActorError, ObjectLostError) as e:
+        except LOSSES as e:
             self._check_made(e)
             raise ActorLost(first_line(e)) from e
         except GetTimeoutError as e:
-            raise TrainingError(self._late(refs, timeout or self.wave_timeout)) from e
+            raise ActorLate(self._late(refs, timeout or self.wave_timeout)) from e
+        except RayError as e:
+            raise TrainingError(f"Ray failed: {type(e).__name__}: {first_line(e)}") from e
 
     def _check_made(self, error: object) -> None:
         """An actor that cannot even be given its role is not lost: it would break again."""

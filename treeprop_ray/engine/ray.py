@@ -20,6 +20,7 @@ from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.points import Point
 from treeprop_ray.engine.recovery import Recovery
 from treeprop_ray.engine.stream import StreamDriver
+from treeprop_ray.engine.watch import Watch
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.hosts.base import Host, State, StepReport
 from treeprop_ray.methods import Job
@@ -48,9 +49,14 @@ class RayEngine(Engine):
     def __init__(self, job: Job, owns_ray: bool = False) -> None:
         super().__init__(job)
         self.owns_ray = owns_ray
+        self.avoid: set[str] = set()  # machines that others cannot reach
+        self._watch: Watch | None = None
         self.job = replace(job, batches=self._shipped(job))
         self.recovery = Recovery(self, job.settings)
-        self.start(job.method.plan(job.settings, job.tree, runtime.cluster()))
+        self.recovery.first(lambda: self.start(self._planned()))
+
+    def _planned(self) -> Plan:
+        return self.method.plan(self.job.settings, self.tree, runtime.cluster(self.avoid))
 
     def _shipped(self, job: Job) -> Callable[[], Batches]:
         """The batches in the object store: only the actor that opens them fetches them."""
@@ -104,6 +110,7 @@ class RayEngine(Engine):
             wave_timeout=settings.wave_timeout,
             probes=probes,
             shards=shards,
+            avoid=self.avoid,
         )
 
     def _check_tasks(self, plan: Plan) -> None:
@@ -164,7 +171,7 @@ class RayEngine(Engine):
     def take_up(self, read: Callable[[Host], None], step: int) -> None:
         self.recovery.start_from(Point(read=read), step)
 
-    def watch(self, saving: Saving | None) -> None:
+    def storing(self, saving: Saving | None) -> None:
         self.recovery.saving = saving
 
     def usage(self) -> list[Usage]:
@@ -179,7 +186,13 @@ class RayEngine(Engine):
     def spans(self) -> list[Span]:
         return [span for _, _, spans in self.usage() for span in spans]
 
+    def watch(self, told: Callable[[], str]) -> None:
+        self._watch = Watch(told)
+        self._watch.start()
+
     def close(self) -> None:
+        if self._watch:
+            self._watch.stop()
         self.driver.close()
         if self.owns_ray:
             runtime.stop()

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from treeprop_ray.config import Settings
-from treeprop_ray.engine import runtime
+from treeprop_ray.engine import network, runtime
 from treeprop_ray.engine.base import Saving
-from treeprop_ray.engine.driver import PlacementBusy
+from treeprop_ray.engine.driver import ActorLate, PlacementBusy
 from treeprop_ray.engine.points import Point
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
 from treeprop_ray.schedule.placement import Cluster, Plan
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from treeprop_ray.engine.ray import RayEngine
 
 REPLANS = 5
+ATTEMPTS = 20  # of one recovery, while actors are lost again on the way
 Answer = TypeVar("Answer")
 
 
@@ -42,6 +43,17 @@ class Recovery:
         self.saving: Saving | None = None  # a state that is being stored; the point stays before it
         self.failures = self.replayed = 0
         self.machines = len(runtime.cluster().nodes) if settings.elastic else 0
+
+    def first(self, start: Callable[[], None]) -> None:
+        """Make the first actors; those that die meanwhile are made again."""
+        while True:
+            try:
+                return start()
+            except ActorLost as e:
+                self.failures += 1
+                if self.failures > self.settings.max_failures:
+                    raise
+                print(f"lost {e}; starting again", file=sys.stderr, flush=True)
 
     def step(self, step: int, report: bool) -> None:
         """Submit a step; now and then ask for a new point."""
@@ -97,16 +109,18 @@ class Recovery:
             self._recover(e)
 
     def _recover(self, error: ActorLost) -> None:
-        """Make lost actors anew, bring all to the point, replay."""
-        while True:
+        """Make lost actors anew, bring all to the point, replay. What is lost on the way belongs to
+        the same episode, which counts once and is over when the steps are done again."""
+        self.failures += 1
+        for attempt in range(ATTEMPTS + 1):
             driver = self.engine.driver
-            self.failures += 1
             self.pending = None
             lost = driver.lost()
             names = ", ".join(driver.roles[i].name for i in lost) or "a tensor"
-            if self.failures > self.settings.max_failures:
+            if self.failures > self.settings.max_failures or attempt == ATTEMPTS:
+                again = f", {attempt} times in a row" if attempt == ATTEMPTS else ""
                 raise TrainingError(
-                    f"lost {names} ({error}); that is failure {self.failures}, "
+                    f"lost {names}{again} ({error}); that is failure {self.failures}, "
                     f"max_failures={self.settings.max_failures}"
                 ) from error
             steps = sorted(self.journal.items())
@@ -117,15 +131,33 @@ class Recovery:
                 flush=True,
             )
             try:
+                self._avoid_cut_off(error, lost)
                 self._mend(lost)
                 self._restore()
                 for step, report in steps:
                     self.engine.driver.step(step, report)
                     self._store_again(step + 1)
+                self.engine.driver.wait()
                 self.replayed += len(steps)
                 return
             except ActorLost as e:
                 error = e
+
+    def _avoid_cut_off(self, error: ActorLost, lost: list[int]) -> None:
+        """Where nobody died and yet no answer came, machines may be cut off from each other."""
+        if lost and not isinstance(error, ActorLate):
+            return
+        machines = [m for m in runtime.machines() if m not in self.engine.avoid]
+        if len(machines) < 2:
+            return
+        pairs = network.cut_pairs(machines)
+        if avoid := network.to_avoid(pairs, machines[0]):
+            told = "; ".join(" and ".join(m[:8] for m in sorted(pair)) for pair in pairs)
+            left = ", ".join(m[:8] for m in sorted(avoid))
+            print(f"machines {told} cannot reach each other; going on without {left}",
+                  file=sys.stderr, flush=True)  # fmt: skip
+            self.engine.avoid |= avoid
+            self.engine.driver.close()  # so that new places are found
 
     def _mend(self, lost: list[int]) -> None:
         """The same actors if their places live on; else a new plan for what the cluster has."""
@@ -136,7 +168,8 @@ class Recovery:
         except ActorLost:
             driver.close()
         for _ in range(REPLANS):
-            plan = self._plan_for_rest(runtime.cluster(), len(driver.roles))
+            rest = runtime.cluster(self.engine.avoid)
+            plan = self._plan_for_rest(rest, len(driver.roles))
             try:
                 self.engine.start(plan)
             except PlacementBusy as e:  # a machine that has just died may still be counted

@@ -26,6 +26,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from treeprop_ray.config import hidden
 from treeprop_ray.errors import TrainingError, UserError, warn
 from treeprop_ray.run.storage import MANIFEST, Storage, sha256, storage_at
 from treeprop_ray.run.tensors import Tensors
@@ -89,7 +90,7 @@ def told(storage: Storage, name: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:  # safetensors and remote file systems wrap OSError in types of their own
-        reason = " ".join(str(e).split()) or repr(e)
+        reason = hidden(" ".join(str(e).split()) or repr(e))
         kind = NoRoom if is_full(e) else TrainingError
         raise kind(f"cannot write checkpoint {storage.at(name)}: {reason}") from e
 

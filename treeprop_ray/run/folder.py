@@ -127,11 +127,11 @@ class RunFolder:
 
     def _prepare(self) -> None:
         s = self.settings
-        key = f"storage={s.storage}" if s.storage else f"out={s.out}"
+        key = f"storage={config.hidden(s.storage)}" if s.storage else f"out={s.out}"
         try:
             self.storage.prepare()
         except Exception as e:  # remote file systems have errors of their own
-            raise UserError(f"{key}: cannot write there: {_reason(e)}") from e
+            raise UserError(f"{key}: cannot write there: {config.hidden(_reason(e))}") from e
 
     def _start_anew(self) -> None:
         """fresh=true: what this run has left behind goes; what is of another stays."""
@@ -163,12 +163,13 @@ class RunFolder:
         write_whole(self.path / "summary.json", text)
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """summary.json of a finished run; UserError for one that is damaged."""
+def read_summary(folder: Path, *keys: str) -> dict[str, Any]:
+    """summary.json of a finished run; UserError for one that is damaged or lacks some `keys`."""
+    keys = keys or tuple(SUMMARY)
     path = folder / "summary.json"
-    found: dict[str, Any] = read_json(path, *SUMMARY)
+    found: dict[str, Any] = read_json(path, *keys)
     for key, kind in SUMMARY.items():
-        if not isinstance(found[key], kind):
+        if key in found and not isinstance(found[key], kind):
             raise UserError(f"{path}: is damaged: {key} is {type(found[key]).__name__}")
     return found
 
@@ -236,7 +237,7 @@ def this_command() -> str:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     script = Path(sys.argv[0])
     started = ["-m", spec.name] if spec else [script.name if script.is_absolute() else str(script)]
-    return shlex.join(["python", *started, *sys.argv[1:]])
+    return shlex.join(["python", *started, *map(config.hidden, sys.argv[1:])])
 
 
 def _version(package: str) -> str:

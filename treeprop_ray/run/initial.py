@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from treeprop_ray.config import is_remote
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.methods import Job
@@ -74,7 +75,13 @@ def source_of(given: str) -> Source:
         return Source(given, storage_at(parent), name)
     path = Path(given).resolve()
     if (path / "config.yaml").is_file():
-        storage = checkpoints_of(run_settings(str(path)), path)
+        of_run = run_settings(str(path))
+        if is_remote(of_run.storage):
+            raise UserError(
+                f"init_from={given}: its checkpoints are at {of_run.storage}, which a file says; "
+                f"give the address itself: init_from={of_run.storage}/{path.name}/step-…"
+            )
+        storage = checkpoints_of(of_run, path)
         point = checkpoint.newest(storage)
         if point is None:
             raise UserError(f"init_from={given}: the run has no checkpoint")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from treeprop_ray.config import Settings, walk
+from treeprop_ray.config import Settings, hidden, walk
 from treeprop_ray.errors import UserError, first_line, warn
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.metrics import MetricsFile
@@ -175,7 +175,7 @@ class MlFlow(Callback):
             for key, value in plain(run.settings).items():
                 self.client.log_param(self.id, key, value)
         except Exception as e:
-            raise UserError(f"mlflow={self.uri}: {first_line(e)}") from e
+            raise UserError(f"mlflow={hidden(self.uri)}: {hidden(first_line(e))}") from e
 
     def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
         """Every figure under its name."""
@@ -200,7 +200,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def plain(settings: Settings) -> dict[str, Any]:
     """The settings by their dotted keys."""
-    return {key: value for key, _, value in walk(settings)}
+    return {key: hidden(value) for key, _, value in walk(settings)}
 
 
 def final(summary: Mapping[str, Any]) -> dict[str, float]:

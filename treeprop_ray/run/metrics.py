@@ -42,7 +42,7 @@ class MetricsFile:
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row; it is on disk when this returns."""
         shown = {k: f"{v:.8g}" if isinstance(v, float) else v for k, v in row.items()}
-        data, end = self._text([shown]).encode(), self._file.tell()
+        data, end = self._text([shown]).encode(), os.fstat(self._file.fileno()).st_size
         try:
             if self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -96,7 +96,7 @@ class Saving:
         if not checkpoint.is_ours(checkpoint.manifest(storage, self.step) or {}, marks):
             raise TrainingError(f"{storage.at(self.name)}: is of another run, which is left alone")
         self.begin()
-        engine.watch(self)
+        engine.storing(self)
 
     def begin(self) -> None:
         """Have all actors write; again, if some were lost and all are back at the step."""
@@ -133,7 +133,7 @@ class Saving:
             if not wait:
                 break
         if not self.asked:  # all is on disk: a loss no longer matters
-            self.engine.watch(None)
+            self.engine.storing(None)
 
     def commit(self) -> str:
         """Make it a checkpoint; returns where it is."""

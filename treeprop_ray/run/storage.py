@@ -22,6 +22,7 @@ from typing import Any
 import fsspec.core
 from fsspec.implementations.local import LocalFileSystem
 
+from treeprop_ray.config import hidden
 from treeprop_ray.errors import UserError, first_line
 
 MANIFEST = "manifest.json"  # written last
@@ -168,7 +169,7 @@ class Remote(Storage):
     """A folder of any other fsspec file system."""
 
     def __init__(self, fs: Any, root: str, url: str) -> None:
-        self.fs, self.root, self.url = fs, root.rstrip("/"), url.rstrip("/")
+        self.fs, self.root, self.url = fs, root.rstrip("/"), hidden(url.rstrip("/"))
 
     def names(self) -> list[str]:
         self.fs.invalidate_cache()
@@ -249,7 +250,9 @@ def storage_at(place: Storage | Path | str) -> Storage:
     try:
         fs, root = fsspec.core.url_to_fs(place)
     except Exception as e:  # an unknown protocol, or one whose package is not installed
-        raise UserError(f"storage={place}: not a folder or an fsspec URL: {first_line(e)}") from e
+        reason = hidden(first_line(e))
+        shown = hidden(place)
+        raise UserError(f"storage={shown}: not a folder or an fsspec URL: {reason}") from e
     return Disk(Path(root)) if isinstance(fs, LocalFileSystem) else Remote(fs, root, place)
 
 

@@ -18,12 +18,12 @@ from treeprop_ray.config import Settings
 from treeprop_ray.data import load
 from treeprop_ray.data.streams import resumed
 from treeprop_ray.engine import Engine, build
-from treeprop_ray.errors import TrainingError
+from treeprop_ray.errors import Terminated, TrainingError
 from treeprop_ray.methods import Job, job_of
 from treeprop_ray.run import checkpoint, shards
 from treeprop_ray.run.callbacks import Callback, Scores, Together
 from treeprop_ray.run.checkpoint import Checkpoint
-from treeprop_ray.run.folder import RunFolder
+from treeprop_ray.run.folder import RunFolder, this_command
 from treeprop_ray.run.initial import started
 from treeprop_ray.run.loggers import loggers
 from treeprop_ray.run.metrics import Log
@@ -108,6 +108,8 @@ class Trainer:
         self.engine = build(self.job)
         try:
             self._open(point)
+            if self.folder and self.writes:
+                self.engine.watch(self._way_on)
             self.callbacks.on_start(self)
             self._began = time.perf_counter()
             with Bar(self.title, self.total_steps, self.start) as self.bar:
@@ -115,19 +117,32 @@ class Trainer:
                     if self.stopped:
                         break
                     self._step(step)
+                    if self.bar.terminated:
+                        self._leave()
                 if self.stopped:
                     self._stop_here()
             self.wall += time.perf_counter() - self._began
             return self._finish()
         except TrainingError as e:
             raise TrainingError(f"{e}; last checkpoint: {self.saved or 'none yet'}") from e
+        except OSError as e:  # a full or lost disk
+            reason = " ".join(str(e).split())
+            raise TrainingError(f"{reason}; last checkpoint: {self.saved or 'none yet'}") from e
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self.saved) from None
+        except Terminated:
+            raise Terminated(self.saved) from None
         finally:
             try:
                 self.callbacks.on_close(self)
             finally:
                 self.engine.close()
+
+    def _way_on(self) -> str:
+        """What a user needs to know whose run has lost its ground."""
+        assert self.folder is not None
+        command = self.folder.command or this_command()
+        return f"last checkpoint: {self.saved or 'none yet'}; this continues: {command}"
 
     def stop(self, why: str) -> None:
         """End the run after the step under way: scored, with a summary, finished."""
@@ -198,8 +213,17 @@ class Trainer:
     def _stop_here(self) -> None:
         """Keep the state in which a run has been stopped."""
         print(f"stopped after step {self.done} of {self.total_steps}: {self.stopped}", flush=True)
+        self._settle(wait=True)
         if self.folder and self.done not in checkpoint.steps(self.folder.storage):
             self._save(self.done)
+
+    def _leave(self) -> None:
+        """SIGTERM: the step is done, its state is kept, and that is all."""
+        self._settle(wait=True)
+        if self.folder and not self.saved.endswith(checkpoint.name_of(self.done)):
+            self._save(self.done)
+        self._settle(wait=True)
+        raise Terminated(self.saved)
 
     def _resume(self, point: Checkpoint) -> None:
         N, split = self.engine.tree.N, self.settings.split

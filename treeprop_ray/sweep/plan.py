@@ -40,6 +40,10 @@ TAKEN = {
     "name": "trials have names of their own; use storage=… for another folder",
     "fresh": "remove the sweep's folder to start anew",
 }
+COUNTED = (
+    "final", "epochs", "wall_seconds", "commit", "date", "hardware", "versions",
+    "parameters_deployed",
+)  # fmt: skip # of a summary: what a row needs
 FINISHED, STOPPED, FAILED, PART, NEW = "finished", "stopped", "failed", "part done", "new"
 
 
@@ -234,7 +238,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = read_summary(path.parent) if path.name == "summary.json" else files.read_json(path)
+        is_summary = path.name == "summary.json"
+        found = read_summary(path.parent, *COUNTED) if is_summary else files.read_json(path)
     except UserError as e:
         warn(str(e))
         return None
