@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from conftest import engine_of
 from in_process import InProcess
 
 from treeprop_ray import config, data, methods
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import TrainingError
-from treeprop_ray.run import checkpoint, shards
+from treeprop_ray.run import checkpoint, shards, trainer
+from treeprop_ray.run.initial import source_of
+from treeprop_ray.run.reading import open_run
 from treeprop_ray.run.storage import Disk, Storage, storage_at
 from treeprop_ray.run.tensors import Tensors
+from treeprop_ray.run.trainer import Trainer
 
 WORDS = ["model.blocks=4", "model.hidden=4", "batch=8", "data.limit=100"]
 META = {"step": 2, "epoch": 0, "N": 5, "split": "floor", "best": {}, "wall_seconds": 1.0}
@@ -130,3 +135,38 @@ def test_the_checkpoint_of_another_run_is_left_alone(tmp_path: Path) -> None:
     saved(crew, Disk(tmp_path))
     with pytest.raises(TrainingError, match="is of another run"):
         shards.Saving(crew, Disk(tmp_path), META, {"run": "x", "settings": "y"})
+
+
+def train(name: str, out: Path, *words: str) -> dict[str, Any]:
+    small = ["steps=6", "checkpoint_every=2", "keep_last=9", "keep_best=false", "log_every=1"]
+    settings = config.load([*WORDS, *small, f"out={out}", f"name={name}", *words])
+    return Trainer.of(methods.checked(settings)).train()
+
+
+def test_a_run_of_actors_is_written_taken_up_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer over hosts that write themselves; what it leaves is that of one process."""
+    summary = train("alone", tmp_path, "microbatches=2")
+    alone = checkpoint.load(tmp_path / "alone" / "checkpoints", 6)
+    monkeypatch.setattr(trainer, "build", InProcess)
+    monkeypatch.setattr(InProcess, "state", lambda _: pytest.fail("all of it in one process"))
+    actors = ["engine=ray", "placement=packed", "hosts=2", "replicas=2", "timeline_steps=0"]
+    told = train("many", tmp_path, *actors)
+    folder = tmp_path / "many" / "checkpoints"
+    assert checkpoint.steps(folder) == [2, 4, 6]
+    for key in ("final", "parameters_trained", "parameters_deployed"):
+        assert told[key] == summary[key]
+    for step in (4, 6):
+        shutil.rmtree(folder / checkpoint.name_of(step))
+    (tmp_path / "many" / "summary.json").unlink()
+    train("many", tmp_path, *actors, "hosts=1")
+    many = checkpoint.load(folder, 6)
+    assert len(list(Path(many.path).glob("weights-*"))) == 1
+    assert_same((many.weights, many.optimizer), (alone.weights, alone.optimizer))
+    _, _, _, network = open_run(str(tmp_path / "many"), "last", None)
+    _, _, _, other = open_run(str(tmp_path / "alone"), "last", None)
+    assert_same((network.state_dict(),), (other.state_dict(),))
+    begun = source_of(str(tmp_path / "many"))
+    keys, _ = begun.contents(Tree(5))
+    assert "4-5" in keys and "stem" in keys
