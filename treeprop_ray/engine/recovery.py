@@ -199,8 +199,10 @@ class Recovery:
 
     def _grow(self) -> None:
         """elastic=true: go on with more actors where machines have joined; right after a point."""
+        if not self.settings.elastic:
+            return
         plan, cluster = self.engine.plan, runtime.cluster()
-        if not self.settings.elastic or len(cluster.nodes) == self.machines:
+        if len(cluster.nodes) == self.machines:
             return
         self.machines = len(cluster.nodes)
         for settings in recut(self.settings):
