@@ -26,7 +26,7 @@ from treeprop_ray.core.states import Spec
 from treeprop_ray.data.batches import Batches
 from treeprop_ray.errors import TrainingError, UserError
 from treeprop_ray.hosts.compiled import Compiled
-from treeprop_ray.hosts.ledger import Ledger, Packet
+from treeprop_ray.hosts.reduction import Packet, Reduction
 from treeprop_ray.schedule.copies import Copy
 from treeprop_ray.schedule.ops import Call, Op
 
@@ -98,11 +98,11 @@ class Host:
         self.later: list[Callable[[], None]] = []  # what nobody waits for
         self.data_seconds = 0.0  # spent on getting batches, since the host was made
         self.copy = share.copy
-        self.ledger: Ledger | None = None
+        self.reduction: Reduction | None = None
         if self.copy.of > 1:
-            self.ledger = Ledger(self.optimizer.named, self.copy)
-        if self.ledger and self.copy.shards:
-            self.optimizer.only(self.ledger.mine)
+            self.reduction = Reduction(self.optimizer.named, self.copy)
+        if self.reduction and self.copy.shards:
+            self.optimizer.only(self.reduction.mine)
         self.versions = self._versions()
 
     # -- blocks -------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Host:
         """Backward through a block; while others wait, only as far as they need it."""
         if self.awaited and not self.compiled:  # what is compiled goes back as one piece
             rest = input_first(out, slope, leaf)
-            self.later.append(self.ledger.kept(rest) if self.ledger else rest)
+            self.later.append(self.reduction.kept(rest) if self.reduction else rest)
         else:
             at_once(out, slope, leaf)
 
@@ -169,8 +169,8 @@ class Host:
 
     def noting(self, rank: int, piece: Piece) -> contextlib.AbstractContextManager[object]:
         """With copies, and in training: gradients inside are terms of this rank."""
-        if self.ledger and piece.held is None:
-            return self.ledger.at(rank)
+        if self.reduction and piece.held is None:
+            return self.reduction.at(rank)
         return contextlib.nullcontext()
 
     def begin(self, call: Call) -> None:
@@ -251,7 +251,7 @@ class Host:
 
     def hand_out(self) -> list[HandedOut]:
         """What each copy of this host needs to add up its share; the first has the losses too."""
-        assert self.ledger is not None
+        assert self.reduction is not None
         self.catch_up()
         for name, version in self._versions().items():
             if version != self.versions[name]:
@@ -263,7 +263,7 @@ class Host:
         if self.copy.index > 0:
             taken = {place: losses.take_pieces() for place, losses in self.losses.items()}
             losses = {place: terms for place, terms in taken.items() if terms}
-        packets = self.ledger.hand_out()
+        packets = self.reduction.hand_out()
         return [(packet, {} if k else losses) for k, packet in enumerate(packets)]
 
     def _versions(self) -> dict[str, int]:
@@ -276,39 +276,39 @@ class Host:
     def add_up(self, others: Sequence[HandedOut]) -> Added:
         """The sums of the own share, or with shards their norms; what the others gave is in the
         order of the copies."""
-        assert self.ledger is not None
+        assert self.reduction is not None
         for _, losses in others:
             for place, terms in losses.items():
                 for name, values in terms.items():
                     for value in values:
                         self.note(place, name, value.to(self.device))
-        sums = self.ledger.add_up([packet for packet, _ in others if packet])
+        sums = self.reduction.add_up([packet for packet, _ in others if packet])
         if not self.copy.shards:
             return sums, {}
-        self.ledger.take([])
+        self.reduction.take([])
         self.optimizer.norms = norms = self.optimizer.norms_here()
         return None, norms
 
     def take(self, others: Sequence[Added]) -> None:
         """The sums of the other copies' shares, or their norms, in the order of the copies."""
-        assert self.ledger is not None
+        assert self.reduction is not None
         if self.copy.shards:
             assert self.optimizer.norms is not None
             for _, norms in others:
                 self.optimizer.norms |= norms
         else:
-            self.ledger.take([sums for sums, _ in others if sums])
+            self.reduction.take([sums for sums, _ in others if sums])
 
     def weights_out(self) -> Packet:
         """With shards: what this copy has updated."""
-        assert self.ledger is not None
+        assert self.reduction is not None
         self.catch_up()
-        return self.ledger.weights()
+        return self.reduction.weights()
 
     def renew(self, others: Sequence[Packet]) -> None:
         """With shards: what the other copies have updated, in the order of the copies."""
-        assert self.ledger is not None
-        self.ledger.renew(others)
+        assert self.reduction is not None
+        self.reduction.renew(others)
 
     # -- state --------------------------------------------------------------------------------
 
@@ -352,8 +352,8 @@ class Host:
         """Drop everything of a step that was under way."""
         self.held.clear()
         self.later.clear()
-        if self.ledger:
-            self.ledger.forget()
+        if self.reduction:
+            self.reduction.forget()
         for module in self.parts.values():
             module.zero_grad(set_to_none=True)
         for losses in self.losses.values():

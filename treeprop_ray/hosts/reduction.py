@@ -30,7 +30,7 @@ Packet = tuple[tuple[tuple[int, ...], ...], dict[str, Tensor]]
 Segment = tuple[str, int, int]  # a parameter, and a run of its numbers
 
 
-class Ledger:
+class Reduction:
     """The terms of a step's gradients in one copy of a host."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], copy: Copy) -> None:
