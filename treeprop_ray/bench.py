@@ -2,12 +2,15 @@
 
     python -m treeprop_ray.bench step                   # local TreeProp step over a BP step
     python -m treeprop_ray.bench step engine=ray        # two actors against one process
+    python -m treeprop_ray.bench hop                    # one hop: object store, stream, bare wire
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
+    python -m treeprop_ray.bench span transport=both    # short blocks, object store and stream
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
     python -m treeprop_ray.bench tt_span                # the same on emulated devices
     python -m treeprop_ray.bench faults                 # twenty killed actors
     python -m treeprop_ray.bench snapshots              # step time with and without recovery points
     python -m treeprop_ray.bench pipeline               # beside torch.distributed.pipelining
+    python -m treeprop_ray.bench pipeline_span          # the same with more stages, emulated
     python -m treeprop_ray.bench baselines              # table of finished MNIST runs
     python -m treeprop_ray.bench accounting             # work, memory and bytes of every method
     python -m treeprop_ray.bench vit                    # full-size cifar10_vit, time per step

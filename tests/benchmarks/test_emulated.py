@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
-from treeprop_ray.benchmarks.emulated import HOSTS, EmulatedHost, Emulation, Price
+from treeprop_ray.benchmarks import pipeline_span
+from treeprop_ray.benchmarks.emulated import HOSTS, EmulatedHost, Emulation, Price, local_ray
 from treeprop_ray.benchmarks.span import Strict, as_the_paper, chain_calls, tree_calls
 from treeprop_ray.benchmarks.span_cff import layer_by_layer, layer_calls
+from treeprop_ray.benchmarks.span_wire import far_chain
 from treeprop_ray.benchmarks.tt_span import UNIT, by_depth, by_symbol, span_of, time_calls
-from treeprop_ray.core.rule import cut
+from treeprop_ray.core.rule import Rule, cut
 from treeprop_ray.core.tree import Tree
+from treeprop_ray.schedule.chain import one_chain_step
 from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.placement import pack
+from treeprop_ray.schedule.tree import one_step
 
 PIECE = cut(0, 1, 1)[0]
 
@@ -48,6 +54,25 @@ def test_waves_chains_and_layers_have_their_ideal_length(N: int) -> None:
     assert step_of(layer_calls(N), lambda _: partial(layer_by_layer, 1.0)) == N + 1
 
 
+def test_chains_of_which_neighbours_are_never_in_one_actor() -> None:
+    calls = far_chain(8, HOSTS)
+    assert step_of(calls, lambda _: partial(as_the_paper, 1.0, 1)) == 16
+    assert all(a.host != b.host for a, b in pairwise(calls) if a.phase == b.phase == "forward")
+
+
+def test_waves_and_chain_of_bench_pipeline_span() -> None:
+    """24 units of backpropagation one after the other; the waves have 36, on four devices."""
+    tree = Tree(pipeline_span.N)
+    waves = one_step(tree, Rule(objective="node"), pack(tree, 4), True)
+    for calls, units, work, span in (
+        (one_chain_step(4, True), pipeline_span.CHAIN, 24, 24),
+        (waves, pipeline_span.TREE, 36, 14),
+    ):
+        price = partial(pipeline_span.price, units, 1.0)
+        assert sum(map(price, calls)) == work
+        assert step_of(calls, lambda _, price=price: price) == span
+
+
 @pytest.mark.parametrize("sweeps", [0, 1, 4])
 def test_a_time_tree_is_as_long_as_its_depths(sweeps: int) -> None:
     for D in (2, 4, 6):
@@ -57,13 +82,15 @@ def test_a_time_tree_is_as_long_as_its_depths(sweeps: int) -> None:
     assert symbols == pytest.approx(UNIT * 2 * 16 * HOSTS)
 
 
-def test_the_same_actors_play_one_schedule_after_the_other() -> None:
-    with Emulation() as emulation:
+@pytest.mark.parametrize("transport", ["store", "stream"])
+def test_the_same_actors_play_one_schedule_after_the_other(transport: str) -> None:
+    with local_ray(), Emulation(transport) as emulation:
         driver = emulation.play(tree_calls(8), partial(as_the_paper, 0.0, 0))
         assert emulation.seconds(steps=2, rounds=3) > 0
-        assert driver.calls_per_step == len(tree_calls(8)) + HOSTS
+        by_driver = len(tree_calls(8)) + HOSTS if transport == "store" else 1
+        assert driver.calls_per_step == by_driver
         actors = list(driver.actors)
         assert emulation.play(layer_calls(8), partial(layer_by_layer, 0.0)) is driver
         assert emulation.seconds(steps=6, in_flight=HOSTS) > 0
-        assert driver.actors == actors and driver.calls_per_step == len(layer_calls(8)) + HOSTS
+        assert driver.actors == actors
     assert not driver.actors

@@ -10,7 +10,8 @@ from treeprop_ray.errors import UserError
 
 ORDER = """
 experiment name out fresh init_from init_strict resume_with_changes seed method
-engine placement hosts cpus_per_actor gpus_per_actor strategy transport in_flight snapshot_every
+engine placement hosts head_copies cpus_per_actor gpus_per_actor strategy transport in_flight
+snapshot_every
 max_failures wave_timeout timeline_steps ray device precision threads microbatches recompute
 compile compile_backend
 epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_norms momentum
@@ -21,12 +22,13 @@ model data time probe cff loss
 log_every loggers wandb mlflow eval_every eval_test checkpoint_every storage keep_last keep_best
 """
 
-MAY_DIFFER = """data.epoch_steps 
-name out fresh engine device threads log_every checkpoint_every keep_last keep_best epochs steps
-data.root experiment placement hosts cpus_per_actor gpus_per_actor strategy transport in_flight
-timeline_steps snapshot_every max_failures wave_timeout storage recompute eval_test ray.address
-compile compile_backend ray.num_cpus ray.dashboard resume_with_changes
-probe.every probe.batches probe.draws time.shards data.epoch_steps patience loggers wandb mlflow
+MAY_DIFFER = """
+data.epoch_steps name out fresh engine device threads log_every checkpoint_every keep_last
+keep_best epochs steps data.root experiment placement hosts head_copies cpus_per_actor
+gpus_per_actor strategy transport in_flight timeline_steps snapshot_every max_failures
+wave_timeout storage recompute eval_test ray.address compile compile_backend ray.num_cpus
+ray.dashboard resume_with_changes probe.every probe.batches probe.draws time.shards patience
+loggers wandb mlflow
 """
 
 

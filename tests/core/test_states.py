@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 import treeprop_ray
 import treeprop_ray.core.vision
+from treeprop_ray.config import RaySettings
 from treeprop_ray.core.network import TreeNetwork
+from treeprop_ray.engine import runtime
 from treeprop_ray.errors import UserError
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.trainer import Trainer
@@ -20,11 +23,20 @@ from treeprop_ray.run.trainer import Trainer
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors do not have this file
 
 B, T, W = 32, 5, 8
-RAY = {"engine": "ray", "ray": {"num_cpus": 8}}
+RAY = {"engine": "ray"}
+PACKED = {"placement": "packed", "hosts": 2}
 GEN = torch.Generator().manual_seed(2)
 X = torch.randint(1, 9, (B, T), generator=GEN)
 X[:, 3:] = X[:, 3:].masked_fill(torch.rand(B, 2, generator=GEN) < 0.5, 0)  # 0: padding
 Y = X.sum(1) % 3
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """One Ray for the file: to start it costs more than a run does."""
+    runtime.start(RaySettings(num_cpus=4))
+    yield
+    runtime.stop()
 
 
 class Watch(Callback):
@@ -69,10 +81,10 @@ class Head(nn.Module):
         return out
 
 
-def network(kind: str) -> TreeNetwork:
+def network(kind: str, blocks: int = 4) -> TreeNetwork:
     torch.manual_seed(0)
-    blocks = [Block() for _ in range(4)]
-    return TreeNetwork.from_blocks(Stem(kind), blocks, Head(), example=X[:2])
+    chain = [Block() for _ in range(blocks)]
+    return TreeNetwork.from_blocks(Stem(kind), chain, Head(), example=X[:2])
 
 
 def trained(net: TreeNetwork, **settings: Any) -> Watch:
@@ -82,17 +94,23 @@ def trained(net: TreeNetwork, **settings: Any) -> Watch:
     return watch
 
 
-@pytest.mark.parametrize("kind", ["dict", "tuple", "tensor"])
-def test_context_reaches_every_block_on_both_engines(kind: str) -> None:
-    for more in (
-        {"placement": "packed", "hosts": 2, "beta": 0.3, "microbatches": 2},
-        {"placement": "per_node", "objective": "node_all_ce"},
-        {"method": "bp", "placement": "packed", "hosts": 3},
-    ):
-        here, there = trained(network(kind), **more), trained(network(kind), **more, **RAY)
-        assert here.weights.keys() == there.weights.keys()
-        assert all(torch.equal(here.weights[k], there.weights[k]) for k in here.weights)
-        assert here.summary["final"] == there.summary["final"]
+@pytest.mark.parametrize(
+    ("kind", "blocks", "more"),
+    [
+        ("dict", 4, {**PACKED, "beta": 0.3, "microbatches": 2}),
+        ("dict", 3, {"placement": "per_node", "objective": "node_all_ce"}),
+        ("tuple", 4, {**PACKED, "method": "bp"}),
+        ("tensor", 4, {**PACKED, "beta": 0.3}),
+    ],
+    ids=["dict", "dict-per_node", "tuple-bp", "tensor"],
+)
+def test_context_reaches_every_block_on_both_engines(
+    kind: str, blocks: int, more: dict[str, Any], local_ray: None
+) -> None:
+    here, there = (trained(network(kind, blocks), **more, **where) for where in ({}, RAY))
+    assert here.weights.keys() == there.weights.keys()
+    assert all(torch.equal(here.weights[k], there.weights[k]) for k in here.weights)
+    assert here.summary["final"] == there.summary["final"]
 
 
 def test_a_path_with_context_is_one_program(tmp_path: Any) -> None:
@@ -152,7 +170,7 @@ class LlamaStem(nn.Module):
         return z_0, {"position_embeddings": self.rotary(z_0, places), "attention_mask": mask}
 
 
-def test_layers_of_llama_learn_masked_tokens_on_both_engines() -> None:
+def test_layers_of_llama_learn_masked_tokens_on_both_engines(local_ray: None) -> None:
     pytest.importorskip("transformers")
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -163,7 +181,7 @@ def test_layers_of_llama_learn_masked_tokens_on_both_engines() -> None:
     )  # fmt: skip
     labels = X.masked_fill(X == 0, -100)
     weights = []
-    for more in ({}, {**RAY, "placement": "packed", "hosts": 2}):
+    for more in ({}, {**RAY, **PACKED}):
         torch.manual_seed(0)
         layers = [LlamaDecoderLayer(config, i) for i in range(3)]
         net = TreeNetwork.from_blocks(LlamaStem(config), layers, nn.Linear(16, 9), example=X[:2])
@@ -207,7 +225,7 @@ def stages(**more: Any) -> TreeNetwork:
     )  # fmt: skip
 
 
-def test_exits_bring_short_paths_to_the_head_on_both_engines() -> None:
+def test_exits_bring_short_paths_to_the_head_on_both_engines(local_ray: None) -> None:
     with pytest.raises(UserError, match=r"^head: takes z_3 of .* but not z_2 .*exits=.2: module"):
         stages()
     with pytest.raises(UserError, match=r"^exits=1: no short path ends at z_1"):
@@ -215,7 +233,7 @@ def test_exits_bring_short_paths_to_the_head_on_both_engines() -> None:
     gen = torch.Generator().manual_seed(6)
     x, y = torch.randn(32, 3, 8, 8, generator=gen), torch.arange(32) % 3
     weights = []
-    for more in ({}, {**RAY, "placement": "per_node"}):
+    for more in ({}, {**RAY, **PACKED}):
         torch.manual_seed(2)
         net, watch = stages(exits={2: nn.Conv2d(6, 8, 1)}), Watch()
         words = {"objective": "node_all_ce", "beta": 0.2, "epochs": 1, "batch": 8, **more}

@@ -22,6 +22,10 @@ class Doubling:
     def __init__(self, breaks: int = 999) -> None:
         self.breaks, self.applied = breaks, []
 
+    def begin(self, call: Call) -> None:
+        if call.level == self.breaks:
+            raise ValueError("what was left broke")
+
     def run(self, call: Call, piece: Any, inputs: Any) -> Any:
         if piece.step == self.breaks:
             raise ValueError("the block broke")
@@ -38,7 +42,7 @@ CALL = Call("forward", 2, 0, 0, (Op("lift", 6, ("x",), ("out",)),), ("x",), (("o
 
 
 def actor(breaks: int = 999) -> HostActor:
-    role = Role("r/host-0", "node 6", lambda: Doubling(breaks), (CALL,), 4, 1, False, keep_spans=9)
+    role = Role("r/host-0", "node 6", lambda: Doubling(breaks), (CALL,), 4, 1, keep_spans=9)
     return HostActor(role)
 
 
@@ -56,6 +60,27 @@ def test_a_call_gives_its_packets_and_is_written_down() -> None:
         and [(s.phase, s.level, s.step) for s in spans] == [("forward", 2, 5)]
     )
     assert mine.usage()[1] == 0  # since the last question
+
+
+def test_what_a_call_begins_with_may_be_done_before_its_inputs_are_there() -> None:
+    mine = actor()
+    mine.prepare(CALL, 5)
+    busy, sent, spans = mine.usage()
+    assert busy >= 0 and (sent, spans) == (0, [])
+    mine = actor(breaks=CALL.level)
+    with pytest.raises(TrainingError, match="actor r/host-0, step 5: ValueError: what was left"):
+        mine.prepare(CALL, 5)
+    with pytest.raises(TrainingError, match="what was left"):
+        mine.run(0, 6, packet())
+
+
+def test_the_pace_is_the_mean_time_of_training_calls() -> None:
+    mine = actor()
+    assert mine.pace() == 0
+    mine.run(0, HeldOut(0), packet())
+    assert mine.calls == 0
+    mine.run(0, 5, packet())
+    assert mine.calls == 1 and mine.pace() == mine.seconds >= 0
 
 
 def test_a_probe_leaves_no_trace_in_the_timeline() -> None:

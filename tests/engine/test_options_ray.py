@@ -62,7 +62,7 @@ def test_actors_equal_one_process(
 ) -> None:
     words = [word.replace("=source", f"={source}") for word in words]
     weights = {}
-    for engine in (["engine=local"], ["engine=ray", "placement=packed", "hosts=3"]):
+    for engine in (["engine=local"], ["engine=ray", "placement=packed", "hosts=2"]):
         words_of = [*WORDS, *words, *engine, f"out={tmp_path}", f"name={engine[0][7:]}"]
         done = command("train", *words_of)
         assert done.code == 0, done.err
@@ -77,7 +77,7 @@ def test_fit_with_frozen_parameters_equals_one_process() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(32, 5, dtype=torch.float64), torch.randint(3, (32,))
     states = []
-    for where in ({}, {"engine": "ray", "placement": "per_node"}):
+    for where in ({}, {"engine": "ray", "placement": "packed", "hosts": 2}):
         network = tiny_network(5)
         network.stem.requires_grad_(False)
         network.edges["0-2"].requires_grad_(False)

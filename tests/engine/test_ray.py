@@ -119,11 +119,6 @@ def test_tied_weights_equal_local(placement: list[str]) -> None:
     compare(GPT, *placement)
 
 
-@pytest.mark.parametrize("words", [ROUGH, [*PLAIN, "model.activation=tanh", "precision=bf16"]])
-def test_direct_transport_equals_local(words: list[str]) -> None:
-    check(8, words, "placement=packed", "hosts=2", "transport=gloo")
-
-
 def test_bf16_travels_as_bf16() -> None:
     words = [*PLAIN, "model.activation=tanh", "precision=bf16", "sigma=0.01"]
     check(5, words, "placement=packed", "hosts=2")

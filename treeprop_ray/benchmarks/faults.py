@@ -1,8 +1,9 @@
 """bench faults: kill -9 of actors at random moments; bench snapshots: what recovery points cost.
 
-faults: twenty kills over two runs, an actor per node and packed actors: how long a kill holds the
-run up, how many steps are replayed, and whether the weights are those of a run in one process that
-nobody disturbed. snapshots: the time of a step with and without recovery points, in turn.
+faults: twenty kills over two runs of each transport, an actor per node and packed actors: how long
+a kill holds the run up, how many steps are replayed, and whether the weights are those of a run in
+one process that nobody disturbed. snapshots: the time of a step with and without recovery points,
+in turn.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ def run(bench: BenchSettings) -> None:
     """bench faults."""
     owns = runtime.start(config.RaySettings(num_cpus=2))
     try:
-        rows = [kill_run(name, words, count) for name, (words, count) in RUNS.items()]
+        rows = [
+            kill_run(f"{name}, {transport}", [*words, f"transport={transport}"], count)
+            for transport in ("store", "stream")
+            if bench.transport in (transport, "both")
+            for name, (words, count) in RUNS.items()
+        ]
     finally:
         if owns:
             runtime.stop()

@@ -27,6 +27,14 @@ CANDIDATES = {
     "TreeProp, 2 Ray actors of 1 thread": [
         "engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.3",
     ],
+    "the same, transport=stream": [
+        "engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.3",
+        "transport=stream",
+    ],
+    "the same, and a copy of the head": [
+        "engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.3",
+        "transport=stream", "head_copies=1",
+    ],
 }  # fmt: skip
 
 
@@ -101,7 +109,7 @@ def measure(target: Callable[..., None], *args: Any) -> tuple[int, Any]:
 
 
 def run(bench: BenchSettings) -> None:
-    """The three candidates one after the other."""
+    """The candidates one after the other."""
     if not Path("/proc/self/smaps_rollup").is_file():
         raise TrainingError("bench gpt reads memory from /proc/<pid>/smaps_rollup; needs Linux")
     steps, size = max(2, bench.steps), [f"batch={bench.batch}", f"data.length={bench.length}"]

@@ -252,7 +252,8 @@ def check_step(measured: Sequence[Mapping[str, str]], hop: float) -> list[dict[s
     rows = [line("ViT, BP, 2 threads", bp, ms["BP, 2 threads"])]
     layout = replace(pack(tree, 2), one_machine=True)
     shm = Link("object store", 800e6, 0.0)  # as doctor measures it here
-    for name, samples in ((r["step"], r["samples"]) for r in measured if r["calls per step"]):
+    by_store = [r for r in measured if r["calls per step"] and "stream" not in r["step"]]
+    for name, samples in ((r["step"], r["samples"]) for r in by_store):
         shares = [int(n) / 32 for n in samples.split(" + ")]
         step = price(
             one_step(tree, Rule(objective="node"), layout, True, len(shares)),

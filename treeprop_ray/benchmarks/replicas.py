@@ -113,11 +113,10 @@ def seconds(
             calls=tuple(c for c in shared if c.host == host),
             total=copies,
             pieces=copies,
-            direct=False,
         )
         for host, name in enumerate(plan.actors)
     ]
-    driver = Driver(plan, roles, shared, clip=False, in_flight=2, transport="store")
+    driver = Driver(plan, roles, shared, clip=False, in_flight=2)
     clock, measured = itertools.count(), []
     try:
         for _ in range(ROUNDS + 1):

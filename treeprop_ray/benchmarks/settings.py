@@ -8,12 +8,14 @@ from treeprop_ray.config import opt
 
 BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "step": "step_local.run",
+    "hop": "hop.run",
     "span": "span.run",
     "tt": "tt.run",
     "tt_span": "tt_span.run",
     "faults": "faults.run",
     "snapshots": "faults.run_snapshots",
     "pipeline": "pipeline.run",
+    "pipeline_span": "pipeline_span.run",
     "baselines": "baselines_mnist.run",
     "accounting": "accounting.run",
     "vit": "vit.run",
@@ -35,6 +37,12 @@ class BenchSettings:
         choices=list(BENCHMARKS),
     )
     engine: str = opt("local", "step, vit: one process or Ray actors", choices=["local", "ray"])
+    transport: str = opt(
+        "store",
+        "span, step engine=ray, faults: by the object store, by stream, or both in one run",
+        choices=["store", "stream", "both"],
+    )
+    hosts: int = opt(4, "span transport=both: actors of each transport", low=2)
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
     depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
@@ -47,5 +55,8 @@ class BenchSettings:
     @property
     def function(self) -> str:
         """The benchmark's function, as module.function."""
-        on_actors = self.bench == "step" and self.engine == "ray"
-        return "step_ray.run" if on_actors else BENCHMARKS[self.bench]
+        if self.bench == "step" and self.engine == "ray":
+            return "step_ray.run"
+        if self.bench == "span" and self.transport != "store":
+            return "span_wire.run"
+        return BENCHMARKS[self.bench]

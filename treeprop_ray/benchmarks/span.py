@@ -14,7 +14,7 @@ import ray
 from matplotlib.figure import Figure
 
 from treeprop_ray.benchmarks import span_cff
-from treeprop_ray.benchmarks.emulated import HOSTS, Emulation
+from treeprop_ray.benchmarks.emulated import HOSTS, Emulation, local_ray
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree, ideal_span
@@ -25,10 +25,10 @@ from treeprop_ray.schedule.placement import pack
 from treeprop_ray.schedule.tree import one_step
 
 
-def tree_calls(N: int) -> list[Call]:
+def tree_calls(N: int, hosts: int = HOSTS) -> list[Call]:
     """A TreeProp step of N blocks."""
     tree = Tree(N)
-    layout = replace(pack(tree, HOSTS), one_machine=True)
+    layout = replace(pack(tree, hosts), one_machine=True)
     # not gathered: a host stands for many devices, which wait for each other's levels
     return one_step(tree, Rule(objective="node_all_ce"), layout, True, gathered=False)
 
@@ -77,7 +77,7 @@ class Strict:
 def run(bench: BenchSettings) -> None:
     """N = 8 .. 128, t = 5, 20, 50 ms."""
     rows = []
-    with Emulation() as emulation:
+    with local_ray(), Emulation() as emulation:
         hop = 1000 * bare_hop()
         for t in (0.005, 0.02, 0.05):
             for N in (8, 16, 32, 64, 128):

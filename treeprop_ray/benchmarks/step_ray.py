@@ -1,4 +1,7 @@
-"""bench step engine=ray: real compute, two actors against one process, ViT-sized blocks."""
+"""bench step engine=ray: real compute, two actors against one process, by both transports.
+
+Blocks as large as those of a ViT, and small ones (an MLP), where what is between the blocks counts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import ray
 import torch
 
 from treeprop_ray import config
-from treeprop_ray.benchmarks.random_data import random_images, random_job
+from treeprop_ray.benchmarks.random_data import CIFAR, MNIST, random_images, random_job
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio, steps_of
 from treeprop_ray.core.rule import cut
@@ -23,13 +26,17 @@ from treeprop_ray.reporting.tables import write_table
 
 BASE = ["experiment=cifar10_vit", "batch=32", "model.dropout=0", "data.augment=none", "device=cpu"]
 STEP = [*BASE, "clip=0"]  # a row of its own has the clipping of the experiment
+SMALL = ["experiment=mnist_d3", "model.hidden=500", "batch=64", "clip=0", "device=cpu"]
 APART = "2 processes apart, a step each"
+ONE = "local, 1 thread"
 PACKED = ["engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2", "cpus_per_actor=0.1"]
 
 
 def on_images(words: list[str]) -> Engine:
-    """The engine of some settings, on random images."""
-    return build(random_job(config.load(words), random_images()))
+    """The engine of some settings, on random images of the size that the network takes."""
+    settings = config.load(words)
+    shape = MNIST if settings.model.name == "mlp" else CIFAR
+    return build(random_job(settings, random_images(256, shape)))
 
 
 def on_actors(words: list[str]) -> RayEngine:
@@ -55,8 +62,8 @@ class Lone:
 class Candidates:
     """What is timed: functions that do `steps` steps, and what the actors tell about them."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps, self.clock = steps, itertools.count()
+    def __init__(self, base: list[str], steps: int) -> None:
+        self.base, self.steps, self.clock = base, steps, itertools.count()
         self.work: dict[str, Callable[[], None]] = {}
         self.engines: dict[str, RayEngine] = {}
         self.busiest: dict[str, list[float]] = {}  # seconds of compute per step
@@ -66,7 +73,7 @@ class Candidates:
 
     def add_local(self, name: str, words: list[str], threads: int) -> None:
         """In this process."""
-        steps = steps_of(on_images([*STEP, *words]), self.steps, self.clock)
+        steps = steps_of(on_images([*self.base, *words]), self.steps, self.clock)
 
         def go() -> None:
             torch.set_num_threads(threads)
@@ -76,7 +83,7 @@ class Candidates:
 
     def add_ray(self, name: str, words: list[str]) -> None:
         """On two packed hosts."""
-        engine = self.engines[name] = on_actors([*STEP, *words])
+        engine = self.engines[name] = on_actors([*self.base, *words])
         steps = steps_of(engine, self.steps, self.clock)
         self.busiest[name], self.idle[name], self.ends[name] = [], [], []
 
@@ -144,21 +151,27 @@ def hop_of(samples: int, hops: int = 20) -> float:
     return statistics.median(measured)
 
 
+STREAM = ["transport=stream"]
 CUTS = {  # rows of the table -> settings
     "2 actors": [],
+    "2 actors, stream": STREAM,
     "2 actors, clip=1": ["clip=1"],
+    "2 actors, clip=1, stream": ["clip=1", *STREAM],
     "2 actors, 2 micro-batches": ["microbatches=2"],
+    "2 actors, 2 micro-batches, stream": ["microbatches=2", *STREAM],
 }
 
 
 def run(bench: BenchSettings) -> None:
     """One thread and two threads locally, BP, two packed actors with one thread each."""
-    timed = Candidates(max(2, bench.steps // 4))
-    timed.add_local("local, 1 thread", [], 1)
+    wanted = {name: words for name, words in CUTS.items() if wants(bench, name)}
+    run_small(bench, list(wanted)[:2])
+    timed = Candidates(STEP, max(2, bench.steps // 4))
+    timed.add_local(ONE, [], 1)
     timed.add_local("local, 2 threads", [], 2)
     timed.add_local("BP, 2 threads", ["method=bp"], 2)
     try:
-        for name, words in CUTS.items():
+        for name, words in wanted.items():
             timed.add_ray(name, words)
         timed.add_lone(APART)
         seconds = in_turn(timed.work, bench.rounds)
@@ -166,14 +179,15 @@ def run(bench: BenchSettings) -> None:
         hops = {samples: 1000 * hop_of(samples) for samples in (2, 32)}
     finally:
         timed.close()
-    apart, single = seconds[APART], seconds["local, 1 thread"]
+    apart, single = seconds[APART], seconds[ONE]
     both = statistics.median(2 * b / a for a, b in zip(apart, single, strict=True))
     notes = [
         "Real compute: ViT blocks of width 240 (six heads, MLP ratio 2), 64 tokens, batch 32, "
         "N = 8, random images. Actors: two packed hosts with one torch thread each; the busiest "
         "has 6 of the 11 blocks. Overhead: wall time of a step minus the busiest actor's compute: "
         "its waiting for the other, Ray's calls, tensors on their way. Candidates timed in turn, "
-        f"{bench.rounds} rounds of {timed.steps} steps; medians, speed-ups round by round.",
+        f"{bench.rounds} rounds of {timed.steps} steps; medians, speed-ups round by round. "
+        "`stream`: transport=stream, else the object store.",
         "",
         f"`{APART}`: two processes that do not know of each other, each with the whole network "
         f"and one thread, so two steps are done; their speed-up counts both. They did {both:.2f} "
@@ -184,10 +198,34 @@ def run(bench: BenchSettings) -> None:
         "z_0 of the next step, less its own work there (gradients of weights, report, update). "
         "With clip=1 norms hop to the other actor in that time, which updates the stem and opens "
         "the next batch, and z_0 hops back; without, the other actor is done before. "
-        f"A bare hop (nothing else under way) cost {hops[2]:.1f} ms with the state of 2 samples "
-        f"and {hops[32]:.1f} ms with that of 32 in this run.",
+        f"A bare hop through the object store (nothing else under way) cost {hops[2]:.1f} ms with "
+        f"the state of 2 samples and {hops[32]:.1f} ms with that of 32 in this run.",
     ]
     print(write_table(bench.out, "bench_step_ray", "Step time, two actors", rows, notes))
+
+
+def wants(bench: BenchSettings, name: str) -> bool:
+    """Whether the transport of a row was asked for."""
+    return bench.transport in ("both", "stream" if name.endswith("stream") else "store")
+
+
+def run_small(bench: BenchSettings, names: Sequence[str]) -> None:
+    """The same with the small blocks of an MLP."""
+    timed = Candidates(SMALL, bench.steps)
+    timed.add_local(ONE, [], 1)
+    try:
+        for name in names:
+            timed.add_ray(name, CUTS[name])
+        seconds = in_turn(timed.work, bench.rounds)
+        rows = [row_of(name, timed, seconds) for name in timed.work]
+    finally:
+        timed.close()
+    notes = [
+        "Small blocks: sigmoid MLP of mnist_d3 with hidden 500, batch 64, N = 8, random images; "
+        "otherwise as in bench_step_ray.md.",
+    ]
+    title = "Step time, two actors, small blocks"
+    print(write_table(bench.out, "bench_step_ray_small", title, rows, notes))
 
 
 def row_of(name: str, timed: Candidates, seconds: dict[str, list[float]]) -> dict[str, object]:
@@ -195,9 +233,9 @@ def row_of(name: str, timed: Candidates, seconds: dict[str, list[float]]) -> dic
     done = 2 if name == APART else 1  # steps in that time
     row: dict[str, object] = {
         "step": name,
-        "samples": 32,
+        "samples": 64 if timed.base is SMALL else 32,
         "ms (median)": 1000 * statistics.median(seconds[name]) / timed.steps,
-        "speed-up over local, 1 thread": done / ratio(seconds, name, "local, 1 thread"),
+        "speed-up over local, 1 thread": done / ratio(seconds, name, ONE),
         "busiest actor (ms)": "", "overhead (ms)": "", "between steps (ms)": "",
         "calls per step": "", "MB moved per step": "",
     }  # fmt: skip

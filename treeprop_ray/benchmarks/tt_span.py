@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from treeprop_ray.benchmarks.emulated import HOSTS, Emulation
+from treeprop_ray.benchmarks.emulated import HOSTS, Emulation, local_ray
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.reporting.tables import markdown, write_table
 from treeprop_ray.schedule.chain import one_chain_step
@@ -73,7 +73,7 @@ def row_of(emulation: Emulation, D: int, sweeps: int) -> dict[str, Any]:
 def run(bench: BenchSettings) -> None:
     """D = 2, 4, 6, 8 with and without sweeps."""
     rows = []
-    with Emulation() as emulation:
+    with local_ray(), Emulation() as emulation:
         for D in (2, 4, 6, 8):
             for sweeps in (0, 4):
                 rows.append(row_of(emulation, D, sweeps))

@@ -19,10 +19,11 @@ def opt(default: Any, help: str, **rule: Any) -> Any:
     """A field with its meaning and its rule.
 
     low=, high=, above=: the range of a number. choices=: the values of a text; open=True: or
-    package.module:factory. resumable=True: may differ when a run is taken up again, as it does not
-    change what is computed. changeable=True: may differ then if the user says so
-    (resume_with_changes). of_total=True: a share of all steps. later=True: the program has gained
-    it later; at its default it is left out of the names of runs. A list may hold `low` … `high`.
+    package.module:factory; gone=: values that there were once, and what to do without them.
+    resumable=True: may differ when a run is taken up again, as it does not change what is computed.
+    changeable=True: may differ then if the user says so (resume_with_changes). of_total=True: a
+    share of all steps. later=True: the program has gained it later; at its default it is left out
+    of the names of runs. A list may hold `low` … `high`.
     """
     metadata = {"help": help, **rule}
     if isinstance(default, list):
@@ -63,6 +64,8 @@ def check_field(key: str, f: dataclasses.Field[Any], value: Any) -> None:
     for each in value if isinstance(value, list) else [value]:
         if "choices" in rule and each not in rule["choices"] and not (is_open and dotted(each)):
             more = ", or package.module:factory" if is_open else ""
+            if each in rule.get("gone", {}):
+                raise UserError(f"{key}={value}: no longer there ({rule['gone'][each]})")
             some = "some of" if isinstance(value, list) else "one of"
             raise UserError(f"{key}={value}: {some} {', '.join(rule['choices'])}{more}")
     for entry in value if isinstance(value, list) else []:

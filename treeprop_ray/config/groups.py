@@ -71,6 +71,14 @@ class Machines:
         resumable=True,
     )
     hosts: int = opt(0, "number of actors when packed; 0 = one per device", low=0, resumable=True)
+    head_copies: int = opt(
+        0,
+        "tree, ray: so many more actors, with copies of the head that answer some levels of the "
+        "spine; weights go there and gradients come back at every step",
+        low=0,
+        later=True,
+        resumable=True,
+    )
     cpus_per_actor: float = opt(
         0.0, "CPUs each actor asks Ray for; 0 = an equal share", low=0, resumable=True
     )
@@ -88,9 +96,11 @@ class Machines:
     )
     transport: str = opt(
         "store",
-        "how tensors travel: object store; stream: from actor to actor, which run their calls "
-        "without the driver; or Ray Direct Transport (alpha in Ray)",
-        choices=["store", "stream", "gloo", "nccl", "nixl"],
+        "how tensors travel: by the object store and a call of the driver for every wave; stream: "
+        "from actor to actor, which run their calls without the driver; auto: stream where the "
+        "first steps show short calls",
+        choices=["store", "stream", "auto"],
+        gone=dict.fromkeys(("gloo", "nccl", "nixl"), "Ray Direct Transport; use stream"),
         resumable=True,
     )
     in_flight: int = opt(2, "steps the driver submits ahead", low=1, high=64, resumable=True)

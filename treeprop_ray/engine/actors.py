@@ -30,6 +30,7 @@ class HostLike(Protocol):
 
     at: str
 
+    def begin(self, call: Call) -> None: ...
     def run(self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]) -> Held: ...
     def hand_out(self) -> list[HandedOut]: ...
     def add_up(self, others: Sequence[HandedOut]) -> Added: ...
@@ -50,7 +51,6 @@ class Role:
     calls: tuple[Call, ...]  # this host's calls of one step, in order; then those of the probe
     total: int  # places in a batch
     pieces: int
-    direct: bool  # Ray Direct Transport
     threads: int = 1
     keep_spans: int = 0
     programs: Mapping[str, Any] = field(default_factory=dict)  # transport=stream: by pass
@@ -88,6 +88,7 @@ class HostActor:
         self.spans: deque[Span] = deque(maxlen=role.keep_spans)
         self.sent = 0
         self.busy = 0.0
+        self.calls, self.seconds = 0, 0.0  # of training, since the role was taken up
         self._gauges = _Gauges(role.name)
 
     def __repr__(self) -> str:
@@ -107,16 +108,25 @@ class HostActor:
             raise self.broken
 
     def run(self, index: int, at: int | HeldOut, *packets: transport.Packet) -> Any:
-        """One call of the schedule; returns one packet per output (or one for all, when direct)."""
+        """One call of the schedule; returns a packet for each group of readers."""
         if self.broken:
             raise self.broken  # the first error is the one to show, not what follows from it
         call = self.role.calls[index]
         piece = cut(at, self.role.total, self.role.pieces)[call.piece]
         out = self.work(call, piece, at, transport.unpack(packets))
-        if self.role.direct:
-            return transport.pack_direct(out)
         packed = transport.pack(out, call.packets)
         return packed if len(packed) > 1 else (packed[0] if packed else None)
+
+    def prepare(self, call: Call, at: int | HeldOut) -> None:
+        """What a call begins with and needs no inputs for."""
+        begin = time.time()
+        try:
+            self.host.begin(call)
+        except Exception as e:
+            self.broken = told_at(f"actor {self.role.name}, step {at}", e)
+            raise self.broken from e
+        if isinstance(at, int):
+            self.busy += time.time() - begin
 
     def work(
         self, call: Call, piece: Piece, at: int | HeldOut, inputs: dict[str, Tensor | None]
@@ -133,6 +143,7 @@ class HostActor:
         if isinstance(at, int):  # the timeline is about training
             seconds = self._note(call.phase, call.level, call.piece, at, begin)
             self.sent += transport.size(out)
+            self.calls, self.seconds = self.calls + 1, self.seconds + seconds
             self._gauges.wave(call, seconds, self.sent)
         return out
 
@@ -224,6 +235,10 @@ class HostActor:
         self.busy, self.sent = 0.0, 0
         return busy, sent, list(self.spans)
 
+    def pace(self) -> float:
+        """Mean seconds of a call so far."""
+        return self.seconds / max(1, self.calls)
+
     # -- evaluation and state -------------------------------------------------------------------
 
     def ask(self, verb: Callable[..., Any], *words: Any) -> Any:
@@ -297,16 +312,3 @@ class _Gauges:
         if self._is_due("losses"):
             for n, terms in report.losses.items():
                 self.loss.set(sum(terms.values()), {"node": str(n)})
-
-
-def actor_class(method: str) -> Any:
-    """HostActor as a Ray actor class; `run` declares its transport when it is direct."""
-    if method == "store":
-        return ray.remote(HostActor)
-
-    class DirectActor(HostActor):
-        @ray.method(tensor_transport=method)  # type: ignore[untyped-decorator]
-        def run(self, index: int, at: int | HeldOut, *packets: transport.Packet) -> Any:
-            return super().run(index, at, *packets)
-
-    return ray.remote(DirectActor)

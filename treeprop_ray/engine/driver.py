@@ -28,7 +28,6 @@ from ray.exceptions import (
     RpcError,
     WorkerCrashedError,
 )
-from ray.experimental.collective import create_collective_group
 from ray.util.metrics import Gauge
 from ray.util.placement_group import (
     PlacementGroup,
@@ -39,7 +38,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from treeprop_ray.core.rule import HeldOut
-from treeprop_ray.engine.actors import Role, actor_class
+from treeprop_ray.engine.actors import HostActor, Role
 from treeprop_ray.engine.points import Point, keepers
 from treeprop_ray.errors import ActorLost, TrainingError, UserError, first_line
 from treeprop_ray.hosts.base import StepReport
@@ -79,7 +78,6 @@ class Driver:
         calls: Sequence[Call],
         clip: bool,
         in_flight: int,
-        transport: str,
         wave_timeout: float = 600.0,
         probes: Mapping[str, Sequence[Call]] | None = None,
         shards: bool = False,
@@ -91,7 +89,6 @@ class Driver:
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
         self.probes, self.shards = probes or {}, shards
-        self.transport, self.direct = transport, transport not in ("store", "stream")
         self.group: PlacementGroup | None = None
         self.owns_group, self.first_bundle = True, 0
         self.actors: list[Any] = []
@@ -166,12 +163,10 @@ class Driver:
 
     def actor_class(self) -> Any:
         """What an actor is made of."""
-        return actor_class(self.transport)
+        return ray.remote(HostActor)
 
     def _join(self) -> None:
-        """Direct transports need all actors in one collective group."""
-        if self.direct:
-            create_collective_group(self.actors, backend=self.transport)
+        """Connect the actors; the object store needs no connections."""
 
     def lost(self) -> list[int]:
         """The hosts whose actors are dead or do not answer."""
@@ -187,8 +182,6 @@ class Driver:
         """
         if self.group is None:
             raise ActorLost("all actors were ended")  # by an attempt to find new places
-        if self.direct and lost:
-            raise ActorLost("a collective group cannot be mended")
         for index in lost:
             with contextlib.suppress(Exception):  # it may hang rather than be dead
                 ray.kill(self.actors[index])
@@ -229,7 +222,7 @@ class Driver:
         def bind(calls: Sequence[Call]) -> list[Bound]:
             bound = []
             for call in calls:
-                returns = 1 if self.direct else max(1, len(call.packets))
+                returns = max(1, len(call.packets))
                 method = self.actors[call.host].run.options(num_returns=returns)
                 bound.append((method, counters[call.host], call))
                 counters[call.host] += 1
@@ -260,16 +253,13 @@ class Driver:
             out = method.remote(index, at, *packets)
             refs = out if isinstance(out, list) else [out]
             tail[call.host] = refs[0]
-            for k, packet in enumerate(call.packets):
-                ref = refs[0 if self.direct else k]
+            for ref, packet in zip(refs, call.packets, strict=False):
                 where.update({(call.piece, name): ref for name in packet})
         return tail
 
     def step(self, step: int, report: bool) -> None:
         """Submit one step; wait for an earlier one if too many are under way."""
         tail = self.submit(self.bound, step)
-        if self.direct:
-            tail = [None] * len(self.actors)  # a direct tensor must not be passed on needlessly
         sums = self._sums(step, tail)
         # a host whose last call failed must not step its optimizer: `tail` makes it wait and fail
         if self.clip:

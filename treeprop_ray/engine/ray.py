@@ -19,7 +19,7 @@ from treeprop_ray.engine.base import Engine, Saving, Span
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.points import Point
 from treeprop_ray.engine.recovery import Recovery
-from treeprop_ray.engine.stream import StreamDriver
+from treeprop_ray.engine.stream import driver_class
 from treeprop_ray.engine.watch import Watch
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.hosts.base import Host, State, StepReport
@@ -90,7 +90,6 @@ class RayEngine(Engine):
                     calls=mine + more,
                     total=job.places,
                     pieces=settings.pieces,
-                    direct=settings.transport not in ("store", "stream"),
                     threads=settings.threads,
                     keep_spans=(len(mine) + 2 + 3 * (plan.copies > 1)) * settings.timeline_steps,
                     copy=copy.index,
@@ -99,14 +98,12 @@ class RayEngine(Engine):
                 )
             )
         self.plan = plan
-        kind = StreamDriver if settings.transport == "stream" else Driver
-        self.driver = kind(
+        self.driver = driver_class(settings.transport)(
             plan,
             roles,
             calls,
             clip=job.optimizer.exchanges,
             in_flight=settings.in_flight,
-            transport=settings.transport,
             wave_timeout=settings.wave_timeout,
             probes=probes,
             shards=shards,

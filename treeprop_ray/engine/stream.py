@@ -13,11 +13,13 @@ whom. The order of sums is the schedule's, as with `store`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayTaskError
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
@@ -25,63 +27,20 @@ from torch._C._distributed_c10d import TCPStore
 from treeprop_ray.core.rule import HeldOut, cut
 from treeprop_ray.engine import transport
 from treeprop_ray.engine.actors import HostActor, Role
+from treeprop_ray.engine.direct import Direct, Rendezvous, gpu_of, partners
 from treeprop_ray.engine.driver import Driver
+from treeprop_ray.engine.links import Address
 from treeprop_ray.engine.twins import swap
 from treeprop_ray.engine.wire import Wire
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
-from treeprop_ray.hosts.base import StepReport
+from treeprop_ray.hosts.base import Host, StepReport
 from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.programs import Key, programs
 
 CHUNK = 8  # steps in one call of the driver
+TRIAL = 4  # steps after which transport=auto chooses
+SHORT = 0.1  # seconds of a call below which it chooses stream: a wave by store costs 2 to 6 ms more
 STEP = "tree"  # the name of a training step among the passes
-
-Key = tuple[int, tuple[str, ...]]  # piece and names of a packet
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A call of a host: what it takes from others before, and gives to others after."""
-
-    call: Call
-    takes: tuple[tuple[int, Key], ...]  # (host, packet)
-    gives: tuple[tuple[int, Key], ...]
-
-
-@dataclass(frozen=True)
-class Program:
-    """A host's turns in one pass, and the order in which packets of each other host arrive."""
-
-    turns: tuple[Turn, ...]
-    arrivals: Mapping[int, tuple[Key, ...]]
-
-
-def programs(calls: Sequence[Call], hosts: int) -> list[Program]:
-    """What each host does in a pass of the schedule."""
-    home: dict[tuple[int, str], tuple[int, Key]] = {}  # tensor -> its sender and packet
-    takes: list[list[tuple[int, Key]]] = []
-    readers: dict[tuple[int, Key], list[int]] = {}
-    for call in calls:
-        wanted = dict.fromkeys(home[call.piece, name] for name in call.inputs)
-        takes.append(list(wanted))
-        for packet in wanted:
-            readers.setdefault(packet, []).append(call.host)
-        for names in call.packets:
-            key = (call.piece, names)
-            home.update({(call.piece, name): (call.host, key) for name in names})
-    turns: list[list[Turn]] = [[] for _ in range(hosts)]
-    arrivals: list[dict[int, list[Key]]] = [{} for _ in range(hosts)]
-    for call, wanted_here in zip(calls, takes, strict=True):
-        gives = []
-        for names in call.packets:
-            key = (call.piece, names)
-            for reader in sorted(readers.get((call.host, key), [])):
-                gives.append((reader, key))
-                arrivals[reader].setdefault(call.host, []).append(key)
-        turns[call.host].append(Turn(call, tuple(wanted_here), tuple(gives)))
-    return [
-        Program(tuple(mine), {host: tuple(keys) for host, keys in here.items()})
-        for mine, here in zip(turns, arrivals, strict=True)
-    ]
 
 
 class StreamActor(HostActor):
@@ -89,25 +48,41 @@ class StreamActor(HostActor):
 
     wire: Wire | None = None
 
-    def connect(
-        self, rank: int, world: int, store: tuple[str, int], session: int, patience: float
-    ) -> None:
-        """Join the others; connections of an earlier session are dropped."""
+    def open_door(self, token: bytes, patience: float) -> Address:
+        """Where others can reach this one; connections of an earlier session are dropped."""
         self.disconnect()
         self.broken = None
+        self.wire = Wire(ray.util.get_node_ip_address(), token, patience)
+        return replace(self.wire.address, gpu=gpu_of(self._device))
+
+    @property
+    def _device(self) -> torch.device:
+        return self.host.device if isinstance(self.host, Host) else torch.device("cpu")
+
+    def connect(
+        self, rank: int, addresses: Sequence[Address], meeting: Rendezvous | None, session: str
+    ) -> None:
+        """Join the others; `meeting`: where those with GPUs find each other."""
+        assert self.wire is not None
         talkers = {
             host
             for program in self.role.programs.values()
             for turn in program.turns
             for host, _ in (*turn.takes, *turn.gives)
         }
+        world = len(addresses)
         hosts = world // self.role.copies
         fellows = set(range(rank - rank % hosts, rank - rank % hosts + hosts)) - {rank}
         self.peers = sorted(fellows)
         self.twins = sorted(set(range(rank % hosts, world, hosts)) - {rank})
-        self.wire = Wire(rank, world, store, session, patience)
-        talkers |= {*self.twins, *(fellows if self.role.clip else ())}
-        self.wire.listen(sorted(talkers))
+        talkers |= set(self.twins)
+        peers = sorted(talkers | fellows if self.role.clip else talkers)
+        self.wire.join(rank, addresses, peers)
+        if meeting and addresses[rank].gpu:
+            self.wire.direct = Direct(
+                "nccl", rank, world, meeting, session, self.wire.patience, self._device
+            )
+            self.wire.direct.greet(partners(rank, addresses, sorted(talkers)))
 
     def disconnect(self) -> None:
         """Leave the others, who hear of it if they wait for this one."""
@@ -158,6 +133,8 @@ class StreamActor(HostActor):
         order = {host: iter(keys) for host, keys in program.arrivals.items()}
         for turn in program.turns:
             inputs: dict[str, Tensor | None] = {}
+            if turn.takes:  # what the call would begin with is done while its packets travel
+                self.prepare(turn.call, at)
             for host, key in turn.takes:
                 while (host, key) not in arrived:
                     arrived[host, next(order[host])] = wire.take(host)
@@ -183,11 +160,7 @@ class StreamDriver(Driver):
 
     def __init__(self, *words: Any, **more: Any) -> None:
         self.buffer: list[tuple[int, bool]] = []
-        self.session = 0
-        self.store = TCPStore(
-            address := ray.util.get_node_ip_address(), 0, is_master=True, wait_for_workers=False
-        )
-        self.address = (address, self.store.port)
+        self.store: TCPStore | None = None  # where GPUs meet
         super().__init__(*words, **more)
 
     def actor_class(self) -> Any:
@@ -213,12 +186,18 @@ class StreamDriver(Driver):
         self._join()
 
     def _join(self) -> None:
-        self.session += 1
-        world = len(self.actors)
+        token = secrets.token_bytes(32)
+        doors = [actor.open_door.remote(token, self.wave_timeout) for actor in self.actors]
+        addresses = self._get(doors)
+        if self.plan.gpus and self.store is None:
+            host = ray.util.get_node_ip_address()
+            self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        meeting = (self.store.host, self.store.port) if self.store else None
+        session = token.hex()[:8]  # a name; the token itself stays secret
         self._get(
             [
-                actor.connect.remote(k, world, self.address, self.session, self.wave_timeout)
-                for k, actor in enumerate(self.actors)
+                actor.connect.remote(rank, addresses, meeting, session)
+                for rank, actor in enumerate(self.actors)
             ]
         )
 
@@ -277,3 +256,47 @@ class StreamDriver(Driver):
             except Exception:  # a dead actor: a loss, not a failure
                 continue
         return None
+
+
+class AutoDriver(StreamDriver):
+    """Sends the first steps wave by wave, then chooses by how long the actors' calls take."""
+
+    def __init__(self, *words: Any, **more: Any) -> None:
+        self.streams: bool | None = None  # not yet known
+        self.tried = 0
+        super().__init__(*words, **more)
+
+    def _join(self) -> None:
+        if self.streams:
+            super()._join()
+
+    def step(self, step: int, report: bool) -> None:
+        """A step by the transport that was chosen; after a few, choose one."""
+        if self.streams:
+            super().step(step, report)
+            return
+        Driver.step(self, step, report)
+        self.tried += 1
+        if self.streams is None and self.tried >= TRIAL:
+            self.wait()
+            pace = max(self._get([actor.pace.remote() for actor in self.actors]))
+            self.streams = pace < SHORT
+            self._join()
+
+    def probe(self, name: str, at: HeldOut) -> None:
+        """A pass of the probe by the transport that was chosen."""
+        if self.streams:
+            super().probe(name, at)
+        else:
+            Driver.probe(self, name, at)
+
+    @property
+    def calls_per_step(self) -> int:
+        """Remote calls of the driver for one step, rounded up."""
+        waves = len(self.calls) + len(self.actors) * (2 if self.clip else 1)
+        return super().calls_per_step if self.streams else waves
+
+
+def driver_class(transport: str) -> type[Driver]:
+    """The driver of a transport."""
+    return {"store": Driver, "stream": StreamDriver, "auto": AutoDriver}[transport]

@@ -1,9 +1,7 @@
-"""How tensors travel between actors.
+"""How tensors travel through Ray's object store: as numpy arrays.
 
-`store` (default): numpy arrays in Ray's object store. Arrays of 100 kB and more land in shared
-memory and are read there without a copy, so what arrives must never be written to. bfloat16 has
-no numpy type and travels as its int16 bits. `gloo`, `nccl`, `nixl`: Ray Direct Transport; tensors
-stay tensors and move from actor to actor.
+Arrays of 100 kB and more land in shared memory and are read there without a copy, so what arrives
+must never be written to. bfloat16 has no numpy type and travels as its int16 bits.
 """
 
 from __future__ import annotations
@@ -58,11 +56,6 @@ def aligned(t: Tensor) -> Tensor:
 def pack(tensors: Mapping[str, Tensor | None], groups: Iterable[Iterable[str]]) -> list[Packet]:
     """One packet for each group of tensors, so that a reader fetches only what it needs."""
     return [{name: to_array(tensors[name]) for name in group} for group in groups]
-
-
-def pack_direct(tensors: Mapping[str, Tensor | None]) -> Packet:
-    """One packet of tensors, for Ray Direct Transport (one return value per call)."""
-    return {name: None if t is None else t.detach() for name, t in tensors.items()}
 
 
 def unpack(packets: Iterable[Packet]) -> dict[str, Tensor | None]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from treeprop_ray.core.ledger import Key, Ledger, as_bytes, from_bytes, parameters_of
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.node import Boundary, TreeNode, add, at_once
 from treeprop_ray.core.rule import Piece, Rule
@@ -15,6 +16,7 @@ from treeprop_ray.hosts.base import Held, Share, there
 from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.hosts.probe import Gauge, HostProbe
 from treeprop_ray.schedule.ops import Call, Op
+from treeprop_ray.schedule.tree import close_key, head_key
 
 
 class TreeHost(BlockHost):
@@ -52,10 +54,20 @@ class TreeHost(BlockHost):
                     self.nodes[n].losses = losses
         self.stem_alone = False  # whether a step begins with a call of the stem alone
         self.gauge: Gauge | None = None  # while a probe is under way
+        self.ledger: Ledger | None = None  # with copies of the head elsewhere
         self.verbs = {
             "open": self._open, "lift": self._lift, "answer": self._answer, "head": self._head,
             "receive": self._receive, "settle": self._settle, "backward": self._backward,
             "close": self._close,
+        }  # fmt: skip
+
+    def note_sums(self, order: Sequence[Key]) -> None:
+        """Others have copies of the head: gradients of head and stem are added in this order."""
+        assert self.boundary is not None and self.boundary.head is not None
+        self.ledger = Ledger(parameters_of(self.boundary.head, self.boundary.stem), order)
+        self.verbs |= {
+            "share": self._share, "head_noted": self._head_noted, "collect": self._collect,
+            "close_noted": self._close_noted,
         }  # fmt: skip
 
     def begin(self, call: Call) -> None:
@@ -81,8 +93,33 @@ class TreeHost(BlockHost):
     def _head(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
         held[op.writes[0]] = self.boundary.answer(op.n, there(held, op.reads[0]), piece)
-        for name in op.writes[1:]:  # correction=vjp asks for the number of labels
-            held[name] = torch.tensor(float(self.boundary.labels[piece.index].counted))
+        if f"k{op.n}" in op.writes:  # correction=vjp asks for the number of labels
+            held[f"k{op.n}"] = torch.tensor(float(self.boundary.labels[piece.index].counted))
+
+    def _share(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None and self.ledger is not None
+        held["y"], counted = self.boundary.labels[piece.index]
+        held["k"] = torch.tensor(float(counted), dtype=torch.float64)
+        if "hw" in op.writes:
+            held["hw"] = as_bytes(self.ledger.parameters)
+
+    def _head_noted(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.ledger is not None
+        node = self.tree.nodes[op.n]
+        _, gradients = self.ledger.apart(lambda: self._head(op, held, piece))
+        if self.rule.ce_weight(self.tree, node) > 0:
+            self.ledger.put(head_key(node, piece.index), gradients)
+
+    def _collect(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.ledger is not None
+        for name in op.reads:
+            gradients = from_bytes(there(held, name), self.ledger.parameters)
+            self.ledger.put(head_key(self.tree.nodes[int(name[1:])], piece.index), gradients)
+
+    def _close_noted(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.ledger is not None
+        _, gradients = self.ledger.apart(lambda: self._close(op, held, piece))
+        self.ledger.put(close_key(self.tree, piece.index), gradients)
 
     def _close(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
@@ -151,6 +188,8 @@ class TreeHost(BlockHost):
         if self.boundary:
             self.boundary.z_0.clear()
             self.boundary.labels.clear()
+        if self.ledger:
+            self.ledger.clear()
 
     def probe(self, part: str) -> HostProbe | None:
         """Begin a part of a probe (hosts/probe.py); "end" returns what was measured."""

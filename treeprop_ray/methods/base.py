@@ -93,6 +93,7 @@ class Method(ABC):
     replicates = False  # whether engine=train can copy it to several workers
     adds_up = True  # whether gradients of a batch are sums over its samples
     takes_context = False  # whether blocks may need more than their state
+    copies_heads = False  # whether other actors can have copies of the head
     recomputes = False  # whether a block's activations can be computed again
 
     def serves(self, settings: Settings) -> bool:
@@ -118,6 +119,13 @@ class Method(ABC):
             )
         if settings.replicas > 1:
             self._check_copies(settings)
+        if settings.head_copies and not (self.copies_heads and settings.engine == "ray"):
+            raise UserError(
+                f"head_copies={settings.head_copies}: is for method=tree over blocks with "
+                f"engine=ray, not method={settings.method} engine={settings.engine}"
+            )
+        if settings.head_copies and settings.compile:
+            raise UserError(f"head_copies={settings.head_copies}: needs compile=false")
         if settings.recompute and not self.recomputes:
             raise UserError(
                 "recompute=true: is for method=tree and bp over blocks, not "
@@ -145,6 +153,11 @@ class Method(ABC):
             raise UserError(
                 f"{given}: method={settings.method} compares all samples of a batch with each "
                 "other; use replicas=1"
+            )
+        if settings.head_copies:
+            raise UserError(
+                f"{given}: head_copies={settings.head_copies} shares the head already; use one of "
+                "the two"
             )
         if settings.engine == "train":
             raise UserError(f"{given}: engine=train has `hosts` workers; use replicas=1")

@@ -12,6 +12,7 @@ from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import JUDGING, Rule
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.errors import UserError
+from treeprop_ray.hosts.head import HeadCopy
 from treeprop_ray.hosts.tree import TreeHost
 from treeprop_ray.methods.base import Resident
 from treeprop_ray.methods.blocks import BlockMethod
@@ -20,7 +21,7 @@ from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import Cluster, Plan, plan_tree
 from treeprop_ray.schedule.probe import probe_calls
-from treeprop_ray.schedule.tree import one_step
+from treeprop_ray.schedule.tree import one_step, order_of_sums
 
 
 class TreeProp(BlockMethod):
@@ -31,6 +32,7 @@ class TreeProp(BlockMethod):
     probed = True
     recomputes = True
     takes_context = True
+    copies_heads = True
 
     def check(self, settings: Settings) -> None:
         """What the objective asks for."""
@@ -59,12 +61,15 @@ class TreeProp(BlockMethod):
 
     def plan(self, settings: Settings, tree: Tree, cluster: Cluster) -> Plan:
         """Nodes, or lines of nodes, over actors."""
-        return plan_tree(settings, tree, cluster, run_name(settings))
+        rule = Rule.of(settings, family_of(settings))
+        asking = [node.n for node in tree.spine if rule.asks_head(tree, node)]
+        return plan_tree(settings, tree, cluster, run_name(settings), asking)
 
     def pinned(self, settings: Settings, plan: Plan) -> Settings:
         """The kind of placement is part of what the plan decided."""
         per_node = plan.names[0].endswith("/boundary")
-        kind, hosts = ("per_node", 0) if per_node else ("packed", len(plan.names))
+        nodes = len(plan.names) - settings.head_copies
+        kind, hosts = ("per_node", 0) if per_node else ("packed", nodes)
         return replace(super().pinned(settings, plan), placement=kind, hosts=hosts)
 
     def calls(self, job: Job, plan: Plan) -> list[Call]:
@@ -88,11 +93,17 @@ class TreeProp(BlockMethod):
 
     def host(self, job: Job, plan: Plan, index: int) -> TreeHost:
         """Some nodes with their blocks, and the boundary if it is here."""
+        if index in plan.layout.heads.values():
+            ends = [edge_name(STEM), edge_name(job.tree.head)]
+            return HeadCopy(job.share(ends, plan, opens=False), job.tree, job.rule)
         owner = self.owners(job.tree, plan)
         names = [edge_name(edge) for edge, host in owner.items() if host == index]
         nodes = [n for n, host in plan.layout.host_of.items() if host == index]
         share = job.share(names, plan, opens=index == plan.layout.boundary)
-        return TreeHost(share, job.tree, job.rule, nodes, job.stem_trains)
+        host = TreeHost(share, job.tree, job.rule, nodes, job.stem_trains)
+        if plan.layout.heads and index == plan.layout.boundary:
+            host.note_sums(order_of_sums(job.tree, job.rule, job.stem_trains, job.settings.pieces))
+        return host
 
     def residents(self, settings: Settings, plan: Plan, tree: Tree) -> list[Resident]:
         """The boundary, and every node with the blocks that are its own."""
@@ -106,6 +117,9 @@ class TreeProp(BlockMethod):
 
     def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
         """Level and interval of its nodes."""
+        copied = [str(n) for n, host in plan.layout.heads.items() if host == index]
+        if copied:
+            return f"copy of the head for node {', '.join(copied)}"
         nodes = [tree.nodes[n] for n, host in plan.layout.host_of.items() if host == index]
         about = [f"node {n.n} level {n.level} ({n.l}, {n.r})" for n in nodes]
         return "; ".join((["stem, head"] if index == plan.layout.boundary else []) + about)

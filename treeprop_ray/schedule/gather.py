@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from treeprop_ray.schedule.ops import Op, Row
 
 
+FIXED = ("head", "close", "share", "collect")  # verbs that keep their clock
+
+
 def gather(rows: list[Row]) -> list[Row]:
     """Move the ops of a node into its host's call before, if that sends nothing and has all that
     they read. Head and stem keep their clock: they may share weights, whose gradients must be
@@ -46,7 +49,7 @@ def gather(rows: list[Row]) -> list[Row]:
                 mine = list(group)
                 made = {name for op in mine for name in op.writes}
                 here = {name for op in mine for name in op.reads} <= have | made
-                free = all(op.verb not in ("head", "close") for op in mine)
+                free = not any(op.verb.startswith(FIXED) for op in mine)
                 if call is not None and goes_on and here and free:
                     call += mine
                     have |= made

@@ -8,7 +8,7 @@ follow each other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from treeprop_ray.core.tree import Tree
 
@@ -18,6 +18,7 @@ class Op:
     """One thing a node, the stem or the head does: a method of TreeNode or Boundary."""
 
     verb: str  # open | lift | answer | head | receive | settle | backward | close
+    # with copies of the head: share | head_noted | head_copy | collect | close_noted
     n: int
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
@@ -59,10 +60,11 @@ class Layout:
     host_of: Mapping[int, int]
     boundary: int = 0
     one_machine: bool = False  # shared memory: a call's tensors travel as one packet
+    heads: Mapping[int, int] = field(default_factory=dict)  # spine node -> host of a copy
 
     @property
     def hosts(self) -> list[int]:
-        return sorted({self.boundary, *self.host_of.values()})
+        return sorted({self.boundary, *self.host_of.values(), *self.heads.values()})
 
     @classmethod
     def single(cls, tree: Tree) -> Layout:

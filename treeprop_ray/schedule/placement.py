@@ -154,8 +154,11 @@ def decide(settings: Settings, tree: Tree, cluster: Cluster) -> tuple[str, int]:
     return "packed", settings.hosts or max(1, min(devices, lanes))
 
 
-def plan_tree(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:
-    """Nodes over actors; raises UserError with the arithmetic when it can never fit."""
+def plan_tree(
+    settings: Settings, tree: Tree, cluster: Cluster, run: str, asking: Sequence[int] = ()
+) -> Plan:
+    """Nodes over actors; raises UserError with the arithmetic when it can never fit. `asking`:
+    the spine nodes that ask the head, which copies of it can answer."""
     kind, actors = decide(settings, tree, cluster)
     if kind == "per_node":
         layout = Layout({n: n for n in tree.nodes})
@@ -163,8 +166,24 @@ def plan_tree(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Pla
     else:
         layout = pack(tree, actors)
         names = tuple(f"host-{h}" for h in range(actors))
-    layout = replace(layout, one_machine=len(cluster.nodes) == 1)
+    heads = copies_for(settings.head_copies, asking, len(names))
+    names += tuple(f"head-{k + 1}" for k in range(settings.head_copies))
+    layout = replace(layout, one_machine=len(cluster.nodes) == 1, heads=heads)
     return fitted(settings, layout, [f"{run}/{name}" for name in names], cluster)
+
+
+def copies_for(copies: int, asking: Sequence[int], first: int) -> dict[int, int]:
+    """Which copy of the head answers which node; hosts from `first` on. The boundary's own head and
+    the copies take turns, from the finest level on, whose answer is needed first."""
+    if copies == 0:
+        return {}
+    if copies >= len(asking):
+        raise UserError(
+            f"head_copies={copies}: the head is asked {len(asking)} times in a step; at most "
+            f"{len(asking) - 1} copies (objective=node_all_ce or beta > 0 ask it at every level)"
+        )
+    turns = enumerate(reversed(asking))
+    return {n: first + k % (copies + 1) - 1 for k, n in turns if k % (copies + 1)}
 
 
 def plan_stages(settings: Settings, tree: Tree, cluster: Cluster, run: str) -> Plan:

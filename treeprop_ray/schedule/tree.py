@@ -62,13 +62,19 @@ def answers(n: int, rule: Rule) -> tuple[str, ...]:
 class Flow:
     """The ops of every node under a rule, and the tensors they read and write."""
 
-    def __init__(self, tree: Tree, rule: Rule, layout: Layout, stem_trains: bool) -> None:
-        self.tree, self.rule, self.stem_trains = tree, rule, stem_trains
-        self.at, self.boundary = layout.host_of, layout.boundary
+    def __init__(
+        self, tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, piece: int = 0
+    ) -> None:
+        self.tree, self.rule, self.stem_trains, self.piece = tree, rule, stem_trains, piece
+        self.at, self.boundary, self.heads = layout.host_of, layout.boundary, layout.heads
+
+    def head_at(self, node: Node) -> int:
+        """The host of the head, or of the copy, that answers a node."""
+        return self.heads.get(node.n, self.boundary)
 
     def apart(self, node: Node) -> bool:
         """A spine node that needs the head, which lives in another host."""
-        return self.at[node.n] != self.boundary and self.rule.asks_head(self.tree, node)
+        return self.at[node.n] != self.head_at(node) and self.rule.asks_head(self.tree, node)
 
     def hands_up(self, node: Node) -> tuple[str, ...]:
         """The adjoints l<n> and r<n> as far as they exist."""
@@ -96,14 +102,29 @@ class Flow:
         return [Op("open", 0, (), ("z0", *self.rule.side_inputs))]
 
     def close(self) -> list[Op]:
-        return [Op("close", 0, (f"l{self.tree.root.n}",))] if self.stem_trains else []
+        verb = "close_noted" if self.heads else "close"
+        ops = [Op(verb, 0, (f"l{self.tree.root.n}",))] if self.stem_trains else []
+        weighed = [n for n in self.heads if self.rule.ce_weight(self.tree, self.tree.nodes[n]) > 0]
+        sums = [Op("collect", 0, tuple(f"h{n}" for n in weighed))] if weighed else []
+        return sums + ops
+
+    def share(self) -> list[Op]:
+        """What copies of the head need: labels, and once in a step the weights."""
+        weights = ("hw",) if self.piece == 0 else ()
+        return [Op("share", 0, (), ("y", "k", *weights))] if self.heads else []
 
     def lift(self, node: Node) -> Op:
         reads = (f"z{node.l}", *self.rule.side_inputs)
         return Op("lift", node.n, reads, (f"mu{node.n}",))
 
     def head(self, node: Node) -> Op:
-        return Op("head", node.n, (f"mu{node.n}",), answers(node.n, self.rule))
+        n, told = node.n, answers(node.n, self.rule)
+        if not self.heads:
+            return Op("head", n, (f"mu{n}",), told)
+        if n not in self.heads:
+            return Op("head_noted", n, (f"mu{n}",), told)
+        back = (f"h{n}",) if self.rule.ce_weight(self.tree, node) > 0 else ()
+        return Op("head_copy", n, (f"mu{n}", *self.share()[0].writes), told + back)
 
     def receive(self, node: Node) -> Op:
         return Op("receive", node.n, answers(node.n, self.rule))
@@ -144,7 +165,7 @@ def one_piece(
     The clock of a wave does not depend on the layout (a level takes three ticks: forward, head,
     settle), so head and stem meet levels and pieces in the same order wherever the nodes live.
     """
-    flow = Flow(tree, rule, layout, stem_trains)
+    flow = Flow(tree, rule, layout, stem_trains, piece)
     at, boundary, D = layout.host_of, layout.boundary, tree.depth
     # Who begins with z_0 in another host must not wait for the root: the stem has its own call.
     stem_alone = any(at[node.n] != boundary for node in tree.nodes.values() if node.l == 0)
@@ -171,7 +192,10 @@ def one_piece(
         aside += [(host, ops.aside) for host, ops in rows if host in late]
         closing = aside if s == D else []
         wave(3 * s - 2, "forward", s, opening + [(h, ops.forward) for h, ops in rows] + closing)
-        wave(3 * s - 1, "head", s, [(boundary, ops.head) for _, ops in rows])
+        if s == 1:
+            wave(1, "share", 0, [(boundary, flow.share())])
+        heads = [(flow.head_at(node), flow.phases(node).head) for node in tree.level(s)]
+        wave(3 * s - 1, "head", s, heads)
         wave(3 * s, "settle", s, [(h, ops.settle) for h, ops in rows])
         wave(3 * s, "aside", s, [(h, ops.aside) for h, ops in rows if h not in late])
     for s in range(D, 0, -1):
@@ -181,6 +205,24 @@ def one_piece(
     if not flow.closes_with_root:
         wave(clock, "stem_backward", 0, [(boundary, flow.close())])
     return make_calls(gather(waves) if gathered else waves, piece, layout.one_machine)
+
+
+def head_key(node: Node, piece: int) -> tuple[int, int]:
+    """When the head answers a node: what its gradients are sorted by."""
+    return 3 * (node.level + piece) - 1, piece
+
+
+def close_key(tree: Tree, piece: int) -> tuple[int, int]:
+    """When the stem goes back."""
+    return 3 * (2 * tree.depth - min(1, tree.depth - 1) + piece) - 2, piece
+
+
+def order_of_sums(tree: Tree, rule: Rule, stem_trains: bool, pieces: int) -> list[tuple[int, int]]:
+    """In which order gradients of head and stem are added up, with copies of the head or without
+    them."""
+    weighed = [n for n in tree.spine if rule.asks_head(tree, n) and rule.ce_weight(tree, n) > 0]
+    keys = [head_key(node, m) for node in weighed for m in range(pieces)]
+    return sorted(keys + [close_key(tree, m) for m in range(pieces) if stem_trains])
 
 
 def one_step(

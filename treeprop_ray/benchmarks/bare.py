@@ -1,0 +1,113 @@
+"""Two plain processes that hand a tensor to and fro: what a wire costs without actors and Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+
+from treeprop_ray.benchmarks.emulated import punctual
+from treeprop_ray.engine.wire import Wire
+
+PATIENCE = 600.0  # seconds
+TOKEN = bytes(32)  # the processes are our own, on loopback
+
+Send = Callable[[Tensor], None]
+Receive = Callable[[], None]
+
+
+def gloo(rank: int, pipe: Any) -> Callable[[Tensor], tuple[Send, Receive]]:
+    """torch.distributed's send and recv."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        pipe.send(store.port)
+    else:
+        store = TCPStore("127.0.0.1", pipe.recv())
+    group: Any = ProcessGroupGloo(store, rank, 2, timedelta(seconds=PATIENCE))
+    other = 1 - rank
+
+    def ends(like: Tensor) -> tuple[Send, Receive]:
+        room = torch.empty_like(like)
+        return (
+            lambda t: group.send([t], other, 0).wait(),
+            lambda: group.recv([room], other, 0).wait(),
+        )
+
+    return ends
+
+
+def wire(shares: bool, rank: int, pipe: Any) -> Callable[[Tensor], tuple[Send, Receive]]:
+    """The wire of transport=stream by itself."""
+    mine = Wire("127.0.0.1", TOKEN, PATIENCE, shares)
+    pipe.send(mine.address)
+    theirs = pipe.recv()
+    mine.join(rank, [mine.address, theirs] if rank == 0 else [theirs, mine.address], [1 - rank])
+
+    def ends(like: Tensor) -> tuple[Send, Receive]:
+        def receive() -> None:
+            mine.take(1 - rank)
+
+        return lambda t: mine.send(1 - rank, [t]), receive
+
+    return ends
+
+
+def serve(make: Any, rank: int, beside: Any, pipe: Any) -> None:
+    """The life of one of the two: `floats` and how many hops, until there is nothing to do."""
+    torch.set_num_threads(1)
+    punctual()
+    ends = make(rank, beside)
+    pipe.send("ready")
+    while (asked := pipe.recv()) is not None:
+        floats, hops, pause = asked
+        tensor = torch.zeros(floats)
+        send, receive = ends(tensor)
+        began = time.perf_counter()
+        for hop in range(hops):
+            if hop % 2 == rank:
+                if pause > 0:
+                    time.sleep(pause)
+                send(tensor)
+            else:
+                receive()
+        pipe.send((time.perf_counter() - began) / hops - pause)
+
+
+class Pair:
+    """Two processes and what connects them."""
+
+    def __init__(self, make: Any) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        between = spawn.Pipe()
+        self.pipes, self.processes = [], []
+        for rank in range(2):
+            mine, theirs = spawn.Pipe()
+            process = spawn.Process(
+                target=serve, args=(make, rank, between[rank], theirs), daemon=True
+            )
+            process.start()
+            self.pipes.append(mine)
+            self.processes.append(process)
+        for pipe in self.pipes:
+            pipe.recv()
+
+    def seconds(self, floats: int, hops: int, pause: float = 0.0) -> float:
+        """Seconds of a hop of so many floats, beyond a pause of the sender before it."""
+        for pipe in self.pipes:
+            pipe.send((floats, hops, pause))
+        return max(float(pipe.recv()) for pipe in self.pipes)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(30)
