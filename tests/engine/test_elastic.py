@@ -52,7 +52,7 @@ def machines(count: int) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def test_a_cluster_grows_from_two_to_four_machines_and_falls_back_to_one() -> None:
-    samples = data.load(config.load([]))
+    samples = data.load(config.load(WORDS))
     alone = engine_of(config.load([*WORDS, "microbatches=4"]), samples, 100)
     words = [*WORDS, "engine=ray", "placement=packed", "hosts=1", "cpus_per_actor=1", "replicas=2",
              "microbatches=2", "elastic=true", "snapshot_every=2"]  # fmt: skip
