@@ -166,8 +166,8 @@ def two_actors(bench: BenchSettings) -> list[dict[str, Any]]:
     peer = Peer([*COMMON, "method=bp", "microbatches=4"], 4)
     try:
         work: dict[str, Callable[[], None]] = {}
-        for name, words in OURS.items():
-            engines[name] = on_images([*COMMON, *ACTOR, *words])
+        for k, (name, words) in enumerate(OURS.items()):
+            engines[name] = on_images([*COMMON, *ACTOR, *words, f"name=replicas-{k}"])
             work[name] = steps_of(engines[name], steps, clock)
 
         def peers() -> None:
