@@ -190,6 +190,7 @@ def test_a_lost_copy_is_made_anew(local_ray: None) -> None:
         (["reduce=fast", "replicas=2"], "reduce=fast: one process has one order"),
         (["replicas=9", "microbatches=2", "batch=16"], "replicas=9 microbatches=2: more pieces"),
         ([*TIME, "replicas=2", "time.shards=2", "engine=ray"], "replicas=2: time.shards=2"),
+        (["replicas=2", "engine=ray", "head_copies=1"], "replicas=2: head_copies=1 shares"),
     ],
 )
 def test_what_copies_cannot_do(words: list[str], message: str) -> None:
