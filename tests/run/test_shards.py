@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from functools import partial
 from pathlib import Path
@@ -72,8 +73,8 @@ def test_parts_of_all_actors_are_one_checkpoint(
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
-    crew = crew_of("hosts=2")
-    expected = crew.state()
+    crew = crew_of("hosts=2", "replicas=2", "shard_optimizer=true")
+    expected = copy.deepcopy(crew.state())
     saving = shards.Saving(crew, Disk(tmp_path), META, MARKS)
     assert checkpoint.steps(tmp_path) == []
     crew.step(2, report=True)

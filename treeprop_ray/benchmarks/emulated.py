@@ -26,7 +26,8 @@ from treeprop_ray.engine import runtime
 from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.stream import driver_class
-from treeprop_ray.hosts.base import Added, HandedOut, Held, StepReport
+from treeprop_ray.hosts.base import Held, StepReport
+from treeprop_ray.hosts.copied import Added, HandedOut
 from treeprop_ray.hosts.reduction import Packet
 from treeprop_ray.schedule.ops import Call, Layout
 from treeprop_ray.schedule.placement import Plan

@@ -18,7 +18,8 @@ from treeprop_ray.engine import transport
 from treeprop_ray.engine.base import Span
 from treeprop_ray.engine.points import Point
 from treeprop_ray.errors import TrainingError, UserError, told_at
-from treeprop_ray.hosts.base import Added, HandedOut, Held, Host, StepReport
+from treeprop_ray.hosts.base import Held, Host, StepReport
+from treeprop_ray.hosts.copied import Added, HandedOut
 from treeprop_ray.hosts.reduction import Packet as Weights
 from treeprop_ray.schedule.ops import Call
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -24,9 +24,9 @@ from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.core.rule import Piece
 from treeprop_ray.core.states import Spec
 from treeprop_ray.data.batches import Batches
-from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.errors import TrainingError
 from treeprop_ray.hosts.compiled import Compiled
-from treeprop_ray.hosts.reduction import Packet, Reduction
+from treeprop_ray.hosts.copied import Copied
 from treeprop_ray.schedule.copies import Copy
 from treeprop_ray.schedule.ops import Call, Op
 
@@ -72,12 +72,7 @@ class AtHand(NamedTuple):
     total: int  # places of the whole batch
 
 
-Terms = dict[int, dict[str, tuple[Tensor, ...]]]  # losses by place and name: one for each piece
-HandedOut = tuple[Packet | None, Terms]  # what a copy gets of another
-Added = tuple[Packet | None, dict[str, float]]  # sums of a share, or the norms of its gradients
-
-
-class Host:
+class Host(Copied):
     """Parts by name, their optimizer, and how calls are run, reported and applied."""
 
     leads = ""  # the part whose update goes ahead of the others'
@@ -97,13 +92,7 @@ class Host:
         self.awaited = False  # whether other hosts wait for the call under way
         self.later: list[Callable[[], None]] = []  # what nobody waits for
         self.data_seconds = 0.0  # spent on getting batches, since the host was made
-        self.copy = share.copy
-        self.reduction: Reduction | None = None
-        if self.copy.of > 1:
-            self.reduction = Reduction(self.optimizer.named, self.copy)
-        if self.reduction and self.copy.shards:
-            self.optimizer.only(self.reduction.mine)
-        self.versions = self._versions()
+        self.begin_copy(share.copy)
 
     # -- blocks -------------------------------------------------------------------------------
 
@@ -167,12 +156,6 @@ class Host:
                 self.end_piece(piece)
         return outputs
 
-    def noting(self, rank: int, piece: Piece) -> contextlib.AbstractContextManager[object]:
-        """With copies, and in training: gradients inside are terms of this rank."""
-        if self.reduction and piece.held is None:
-            return self.reduction.at(rank)
-        return contextlib.nullcontext()
-
     def begin(self, call: Call) -> None:
         """Before the ops of a call."""
         self.catch_up()
@@ -207,10 +190,6 @@ class Host:
                 x, y = torch.cat([x] * copies), torch.cat([y] * copies)
         x, y = (t.to(self.device, non_blocking=True) for t in (x, y))
         return AtHand(piece.step, x, y, labels, mine.start, piece.total)
-
-    def note(self, place: int, name: str, value: Tensor) -> None:
-        """Add a loss term of a piece to that of the step."""
-        self.losses.setdefault(place, Losses()).add(name, value)
 
     def report(self, step: int, norms: bool) -> StepReport:
         """Losses (and gradient norms) of the step; NaN or Inf ends the run here."""
@@ -247,69 +226,6 @@ class Host:
         self.catch_up()
         self.optimizer.step(step, square_norms)
 
-    # -- copies -------------------------------------------------------------------------------
-
-    def hand_out(self) -> list[HandedOut]:
-        """What each copy of this host needs to add up its share; the first has the losses too."""
-        assert self.reduction is not None
-        self.catch_up()
-        for name, version in self._versions().items():
-            if version != self.versions[name]:
-                raise UserError(
-                    f"replicas={self.copy.of}: {name} changes while the network trains (running "
-                    "statistics?), and copies would not agree on it; use replicas=1"
-                )
-        losses: Terms = {}
-        if self.copy.index > 0:
-            taken = {place: losses.take_pieces() for place, losses in self.losses.items()}
-            losses = {place: terms for place, terms in taken.items() if terms}
-        packets = self.reduction.hand_out()
-        return [(packet, {} if k else losses) for k, packet in enumerate(packets)]
-
-    def _versions(self) -> dict[str, int]:
-        """How often each buffer was written to; of a host with copies."""
-        if self.copy.of == 1:
-            return {}
-        named = [(n, k, b) for n, m in self.parts.items() for k, b in m.named_buffers()]
-        return {f"buffer {k} of block {n}": b._version for n, k, b in named}
-
-    def add_up(self, others: Sequence[HandedOut]) -> Added:
-        """The sums of the own share, or with shards their norms; what the others gave is in the
-        order of the copies."""
-        assert self.reduction is not None
-        for _, losses in others:
-            for place, terms in losses.items():
-                for name, values in terms.items():
-                    for value in values:
-                        self.note(place, name, value.to(self.device))
-        sums = self.reduction.add_up([packet for packet, _ in others if packet])
-        if not self.copy.shards:
-            return sums, {}
-        self.reduction.take([])
-        self.optimizer.norms = norms = self.optimizer.norms_here()
-        return None, norms
-
-    def take(self, others: Sequence[Added]) -> None:
-        """The sums of the other copies' shares, or their norms, in the order of the copies."""
-        assert self.reduction is not None
-        if self.copy.shards:
-            assert self.optimizer.norms is not None
-            for _, norms in others:
-                self.optimizer.norms |= norms
-        else:
-            self.reduction.take([sums for sums, _ in others if sums])
-
-    def weights_out(self) -> Packet:
-        """With shards: what this copy has updated."""
-        assert self.reduction is not None
-        self.catch_up()
-        return self.reduction.weights()
-
-    def renew(self, others: Sequence[Packet]) -> None:
-        """With shards: what the other copies have updated, in the order of the copies."""
-        assert self.reduction is not None
-        self.reduction.renew(others)
-
     # -- state --------------------------------------------------------------------------------
 
     def state(self) -> State:
@@ -317,7 +233,8 @@ class Host:
         if self.copy.index == 0:
             return self.own_state()
         self.catch_up()
-        return {}, dict(self.optimizer.state()) if self.copy.shards else {}
+        slots = self.optimizer.state() if self.copy.shards else {}
+        return {}, {key: value.clone() for key, value in slots.items()}
 
     def own_state(self) -> State:
         """Of all parts that live here, whoever else has them too."""
