@@ -13,7 +13,7 @@ from treeprop_ray.engine.base import Engine
 from treeprop_ray.hosts.base import Host, State, StepReport
 from treeprop_ray.methods import Job
 from treeprop_ray.schedule.copies import Copy, copied
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Cluster
 
 
@@ -32,9 +32,8 @@ class InProcess(Engine):
         s = job.settings
         self.plan = plan = job.method.plan(s, job.tree, Cluster(((64.0, 0.0),)))
         self.H, self.R = len(plan.names), plan.copies
-        every = job.method.calls(job, plan)
-        self.calls = copied(every, self.H, self.R, s.pieces)
-        self.passes = {"tree": every, **job.method.probe_calls(job, plan)}
+        self.passes = {STEP: job.method.calls(job, plan), **job.method.other_calls(job, plan)}
+        self.copies = {n: copied(c, self.H, self.R, s.pieces) for n, c in self.passes.items()}
         self.hosts = []
         for i in range(len(plan.actors)):
             which = Copy(i // self.H, self.R, s.reduce == "exact", s.shard_optimizer)
@@ -62,7 +61,7 @@ class InProcess(Engine):
         ]
 
     def _step(self, step: int, report: bool) -> None:
-        self._run(self.calls, step)
+        self._run(self.copies[self.job.pass_at(step)], step)
         if self.R > 1:
             given = self.twins([host.hand_out() for host in self.hosts])
             added = [

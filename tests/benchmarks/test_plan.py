@@ -12,8 +12,10 @@ import pytest
 
 from treeprop_ray.benchmarks import cost_model as model
 from treeprop_ray.benchmarks import plan
+from treeprop_ray.core.grouping import grouping
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
+from treeprop_ray.schedule.cost import tree_cost
 from treeprop_ray.schedule.ops import Layout
 from treeprop_ray.schedule.tree import one_step
 
@@ -38,6 +40,21 @@ def test_one_device_does_all_the_work_in_a_row() -> None:
     assert chain.seconds == pytest.approx(3 * (7 * block + head)) and chain.moved == 0
     alone = model.tree_step(net, Layout.single(Tree(8)), 1, FLAT, FAST, FREE)
     assert alone.seconds == pytest.approx(3 * (11 * block + head)) and alone.moved == 0
+
+
+def test_layers_of_a_block_are_priced() -> None:
+    """On a device for every node the price of unit layers is the critical path; the fullest device
+    has the layers of two blocks. Without groups it is the network as before."""
+    coarse = model.Network(8, vocabulary=0, grouping=grouping([2, 2, 3], 2))
+    tree, block = coarse.tree, block_seconds(coarse)
+    layout = Layout({n: n for n in tree.nodes})
+    seconds = model.tree_step(coarse, layout, 1, FLAT, FAST, FREE).seconds
+    assert seconds == pytest.approx(1.5 * tree_cost(tree, Rule(objective="node")).path * block)
+    graph = 2 * coarse.graph_bytes(64)  # the auxiliary block waits for its adjoint
+    fullest = max(4 * model.TRAIN_BYTES * coarse.block_parameters, graph)
+    assert model.tree_memory(coarse, layout, 1) >= fullest
+    fine = model.Network(8, grouping=grouping([1] * 7))
+    assert fine == model.Network(8) and fine.tree.N == 8
 
 
 @pytest.mark.parametrize("pieces", [1, 4, 16])

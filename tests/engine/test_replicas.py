@@ -84,6 +84,9 @@ def cases(draw: st.DrawFn) -> tuple[list[str], int, int, list[str]]:
         f"beta={draw(st.sampled_from([0.0, 0.4]))}",
         f"objective={draw(st.sampled_from(['node', 'node_all_ce', 'final_ce']))}",
         f"target_gradient={draw(st.sampled_from(['true', 'false']))}",
+        f"finish={draw(st.sampled_from([0, 0.95]))}",  # one step of the tree, two of the chain
+        f"input={draw(st.sampled_from(['mean', 'sample']))}",
+        f"ce_at={draw(st.sampled_from(['mean', 'sample']))}",
     ]  # fmt: skip
     hosts = draw(st.integers(0, min(3, N - 1)))  # 0: an actor per node
     packed = bp or hosts
@@ -190,7 +193,6 @@ def test_a_lost_copy_is_made_anew(local_ray: None) -> None:
         (["reduce=fast", "replicas=2"], "reduce=fast: one process has one order"),
         (["replicas=9", "microbatches=2", "batch=16"], "replicas=9 microbatches=2: more pieces"),
         ([*TIME, "replicas=2", "time.shards=2", "engine=ray"], "replicas=2: time.shards=2"),
-        (["replicas=2", "engine=ray", "head_copies=1"], "replicas=2: head_copies=1 shares"),
     ],
 )
 def test_what_copies_cannot_do(words: list[str], message: str) -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,12 +21,16 @@ from torch._C._distributed_c10d import TCPStore
 from treeprop_ray import config, data
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.engine import runtime
+from treeprop_ray.engine import LocalEngine, runtime
+from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.direct import Direct, partners
 from treeprop_ray.engine.links import Address, WireBroken
+from treeprop_ray.engine.stream import STEP, StreamActor
 from treeprop_ray.engine.wire import KINDS, SMALL, Wire
 from treeprop_ray.errors import TrainingError
-from treeprop_ray.schedule.placement import lines
+from treeprop_ray.hosts.base import Host
+from treeprop_ray.methods import job_of
+from treeprop_ray.schedule.placement import Cluster, lines
 from treeprop_ray.schedule.placement import pack as packed
 from treeprop_ray.schedule.programs import programs
 from treeprop_ray.schedule.tree import one_step
@@ -169,6 +175,50 @@ def test_figures_are_exchanged_exactly(pair: tuple[Wire, Wire]) -> None:
     assert heard == [[told[1]], [told[0]]]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["placement=per_node", "objective=node_all_ce", "head_copies=2", "microbatches=3"],
+        ["placement=packed", "hosts=3", "beta=0.5", "clip=0.05", "head_copies=1"],
+        ["method=bp", "placement=packed", "hosts=4", "microbatches=2", "clip=0.1"],
+    ],
+    ids=["nodes", "packed", "bp"],
+)
+def test_actors_in_threads_are_bitwise_the_local_engine(words: Sequence[str]) -> None:
+    """Programs, wire and hosts without Ray; what threads of one process share is only the seed."""
+    settings = config.load([*BASE, *words, "engine=ray"])
+    samples = data.load(settings)
+    alone = replace(settings, engine="local", head_copies=0)
+    oracle = LocalEngine(job_of(alone, samples, 20))
+    job = job_of(settings, samples, 20)
+    plan = job.method.plan(settings, job.tree, Cluster(((64.0, 0.0),)))
+    mine = programs(job.method.calls(job, plan), len(plan.names))
+    actors = []
+    for index, name in enumerate(plan.names):
+        host = partial(job.method.host, job, plan, index)
+        role = Role(name, "", host, (), job.places, settings.pieces, programs={STEP: mine[index]},
+                    clip=job.optimizer.exchanges)  # fmt: skip
+        actors.append(StreamActor(role))
+        actors[-1].wire = Wire("127.0.0.1", bytes(32), 60.0)
+    addresses = [actor.wire.address for actor in actors if actor.wire]
+    with ThreadPoolExecutor(len(actors)) as pool:
+        for work in [
+            pool.submit(actor.connect, rank, addresses, None, "")
+            for rank, actor in enumerate(actors)
+        ]:
+            work.result()
+        steps = [(step, False) for step in range(4)]
+        for work in [pool.submit(actor.run_steps, steps) for actor in actors]:
+            work.result()
+    for step, _ in steps:
+        oracle.step(step, report=False)
+    states = [actor.host.state() for actor in actors if isinstance(actor.host, Host)]
+    found = [{k: v for state in states for k, v in state[kind].items()} for kind in (0, 1)]
+    assert_same(found, oracle.state())
+    for actor in actors:
+        actor.disconnect()
+
+
 def assert_same(found: Any, expected: Any) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.keys() == theirs.keys()
@@ -178,7 +228,7 @@ def assert_same(found: Any, expected: Any) -> None:
 CASES: list[Sequence[str]] = [
     ["placement=packed", "hosts=2"],
     ["placement=packed", "hosts=3", "beta=0.5", "clip=0.05", "microbatches=3", "head_copies=1"],
-    ["placement=per_node", "objective=node_all_ce"],
+    ["placement=per_node", "objective=node_all_ce", "finish=0.6"],
     ["method=bp", "placement=packed", "hosts=3", "microbatches=2", "clip=0.1"],
     ["method=cff", "placement=packed", "hosts=2", "sigma=0"],
     ["experiment=digits_gru", "model.name=gru", "sigma=0", "time.depth=3", "time.sweeps=2"],
@@ -247,7 +297,7 @@ def pids() -> dict[str, int]:
 
 
 def test_killed_actors_leave_the_weights_as_they_were(local_ray: None) -> None:
-    words = [*BASE, "beta=0.5", "clip=0.05", "microbatches=2"]
+    words = [*BASE, "beta=0.5", "clip=0.05", "microbatches=2", "finish=0.5"]  # from step 20 on
     samples = data.load(config.load(words))
     oracle = engine_of(config.load(words), samples, 60)
     more = ["engine=ray", "placement=packed", "hosts=3", "snapshot_every=4", "max_failures=20"]

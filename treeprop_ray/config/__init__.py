@@ -11,6 +11,8 @@ from treeprop_ray.config.loading import (
     differences,
     digest,
     experiment_file,
+    experiment_layer,
+    experiment_title,
     load,
     load_file,
     merge,
@@ -27,7 +29,7 @@ from treeprop_ray.config.settings import RESUMABLE, Settings, family_of, recurre
 __all__ = [
     "EXPERIMENTS", "LENGTH", "OWN", "RESUMABLE", "TEXTS", "Cff", "Change", "Data", "Model", "Probe",
     "RaySettings", "Settings", "Time", "Weights", "changes", "computed", "describe", "differences",
-    "digest", "dotted", "experiment_file", "family_of", "group", "hidden", "imported", "is_remote",
-    "load", "load_file", "merge", "opt",
+    "digest", "dotted", "experiment_file", "experiment_layer", "experiment_title", "family_of",
+    "group", "hidden", "imported", "is_remote", "load", "load_file", "merge", "opt",
     "parse_overrides", "read_yaml", "recurrent", "run_name", "to_yaml", "walk",
 ]  # fmt: skip

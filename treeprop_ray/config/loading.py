@@ -1,4 +1,7 @@
-"""Reading settings: defaults < experiments/<name>.yaml < `key=value` on the command line."""
+"""Reading settings: defaults < experiments/<name>.yaml < `key=value` on the command line.
+
+`experiment=mnist_d3+literal` lays the second file over the first.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +61,24 @@ def experiment_file(name: str) -> Path:
     return path
 
 
+def experiment_files(name: str) -> list[Path]:
+    """The YAMLs of an experiment, later ones on top of earlier ones."""
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        return [Path(name)]  # a + in the name of a file is one
+    return [experiment_file(part) for part in name.split("+")]
+
+
+def experiment_title(name: str) -> str:
+    """An experiment without the folders and endings of its files."""
+    return "+".join(Path(part).stem for part in name.split("+"))
+
+
+def experiment_layer(name: str) -> DictConfig:
+    """What the files of an experiment say, as one."""
+    files = [read_yaml(path, f"experiment={name}") for path in experiment_files(name)]
+    return cast(DictConfig, OmegaConf.merge(*files))
+
+
 def parse_overrides(args: Sequence[str]) -> DictConfig:
     """`key=value` words to a config; the value is read as YAML."""
     for word in args:
@@ -100,11 +121,13 @@ def _check_flags(schema: type, source: str, layer: DictConfig) -> None:
 
 
 def _check_lists(schema: type, source: str, layer: DictConfig) -> None:
-    """omegaconf speaks of its own types."""
-    for key, _, default in walk(schema()):
+    """omegaconf speaks of its own types; where the field says so a number is a list of one."""
+    for key, f, default in walk(schema()):
         if isinstance(default, list):
             value = OmegaConf.select(layer, key, throw_on_resolution_failure=False)
-            if value is not None and not OmegaConf.is_list(value):
+            if type(value) is int and f.metadata.get("single"):
+                OmegaConf.update(layer, key, [value])
+            elif value is not None and not OmegaConf.is_list(value):
                 raise UserError(f"{source}{key}={value}: a list such as [{value}]")
 
 
@@ -152,11 +175,10 @@ def load(args: Sequence[str], schema: type[Settings] = Settings) -> Settings:
     name = words.get("experiment", Settings().experiment)
     if not isinstance(name, str):
         raise UserError(f"experiment={name}: must be a name or a path")
-    path = experiment_file(name)
-    source = f"{path.name}: "
-    return cast(
-        Settings, merge(schema, (source, read_yaml(path, f"experiment={name}")), ("", words))
-    )
+    files = [
+        (f"{path.name}: ", read_yaml(path, f"experiment={name}")) for path in experiment_files(name)
+    ]
+    return cast(Settings, merge(schema, *files, ("", words)))
 
 
 def load_file(path: Path) -> Settings:
@@ -219,7 +241,7 @@ def run_name(settings: Settings) -> str:
     if settings.name:
         return settings.name
     short = _digest(_science(settings, LENGTH))[:6]
-    return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{short}"
+    return f"{experiment_title(settings.experiment)}-{settings.method}-s{settings.seed}-{short}"
 
 
 def computed(settings: Settings) -> dict[str, Any]:

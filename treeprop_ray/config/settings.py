@@ -75,6 +75,12 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
                     f"{key}={getattr(self, key)}: recurrent networks pass the forward state on; "
                     f"use {key}={neutral}"
                 )
+        for key in ("group", "auxiliary_layers", "span"):
+            if (value := getattr(self.model, key)) != getattr(Model(), key):
+                raise UserError(
+                    f"model.{key}={value}: is for networks of blocks, not "
+                    f"model.name={self.model.name}"
+                )
         if self.loss != Loss():
             raise UserError(
                 f"loss.name={self.loss.name}: recurrent networks have plain cross_entropy; leave "

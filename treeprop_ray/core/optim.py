@@ -35,6 +35,7 @@ class OptimizerRule:
     clip: float = 0.0
     total_steps: int = 1
     factors: tuple[tuple[str, float], ...] = ()  # parts with another learning rate: (name, factor)
+    factors_end: int | None = None  # the first step from which all parts have one learning rate
     clip_each: bool = False  # clip the norm of each part on its own
     second: tuple[int, float] | None = None  # a second stage: its first step, its learning rate
     betas: tuple[float, float] = (0.9, 0.999)
@@ -73,6 +74,10 @@ class OptimizerRule:
         if self.schedule == "linear":
             return self.lr * (1 - done)
         return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+    def factor_at(self, step: int, factor: float) -> float:
+        """A part's factor on the learning rate, as long as factors count."""
+        return factor if self.factors_end is None or step < self.factors_end else 1.0
 
     @property
     def clips_globally(self) -> bool:
@@ -285,7 +290,7 @@ class PartOptimizer:
         lr = self.rule.lr_at(step)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr * group["factor"]
+                group["lr"] = lr * self.rule.factor_at(step, group["factor"])
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 

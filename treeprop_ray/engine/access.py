@@ -32,13 +32,20 @@ def guard() -> None:
             f"RAY_AUTH_MODE={mode}: whoever reaches this Ray can run code here; "
             "unset it or set it to token"
         )
-    path = token_file()
-    if is_open(path):
-        try:
-            path.chmod(0o600)
-            warn(f"{path}: others could read Ray's token; now only its owner can (mode 0600)")
-        except OSError:
-            warn(f"{path}: others can read Ray's token; chmod 600 it")
+    if is_open(path := token_file()):
+        closed = close_token()
+        done = "now only its owner can (mode 0600)" if closed else "chmod 600 it"
+        warn(f"{path}: others could read Ray's token; {done}")
+
+
+def close_token() -> bool:
+    """Only the owner may read Ray's token; Ray itself writes it for everybody to read."""
+    try:
+        if is_open(token_file()):
+            token_file().chmod(0o600)
+        return True
+    except OSError:
+        return False
 
 
 def the_only(address: str) -> str:

@@ -42,12 +42,13 @@ from treeprop_ray.engine.actors import HostActor, Role
 from treeprop_ray.engine.points import Point, keepers
 from treeprop_ray.errors import ActorLost, TrainingError, UserError, first_line
 from treeprop_ray.hosts.base import StepReport
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Plan
 
 START_SECONDS = 300  # for all actors to import torch and build their parts
 GROUP_SECONDS = 60  # for a placement group that should fit
 REVIVE_SECONDS = 60  # for actors that are made anew
+ANSWER_SECONDS = 60  # for actors that live, when somebody was lost
 MOVE_SECONDS = 3  # for Ray to find another machine for the bundle of a lost one
 
 
@@ -79,16 +80,19 @@ class Driver:
         clip: bool,
         in_flight: int,
         wave_timeout: float = 600.0,
-        probes: Mapping[str, Sequence[Call]] | None = None,
+        others: Mapping[str, Sequence[Call]] | None = None,
+        pass_at: Callable[[int], str] = lambda step: STEP,
         shards: bool = False,
         avoid: Collection[str] = (),
     ) -> None:
-        """`probes`: calls outside the step, by name; a role lists them after its step's calls.
-        `avoid`: ids of machines that others cannot reach."""
+        """`others`: calls of other passes, by name; a role lists them after its step's calls.
+        `pass_at`: the pass that a training step is. `avoid`: ids of machines that others cannot
+        reach."""
         self.avoid = avoid
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
-        self.probes, self.shards = probes or {}, shards
+        self.others, self.pass_at = others or {}, pass_at
+        self.shards = shards
         self.group: PlacementGroup | None = None
         self.owns_group, self.first_bundle = True, 0
         self.actors: list[Any] = []
@@ -172,7 +176,7 @@ class Driver:
         """The hosts whose actors are dead or do not answer."""
         self.flight.clear()
         refs = [actor.ready.remote() for actor in self.actors]
-        ray.wait(refs, num_returns=len(refs), timeout=REVIVE_SECONDS)
+        ray.wait(refs, num_returns=len(refs), timeout=ANSWER_SECONDS)
         return [i for i, ref in enumerate(refs) if not self._answers(ref)]
 
     def revive(self, lost: Sequence[int]) -> None:
@@ -228,8 +232,8 @@ class Driver:
                 counters[call.host] += 1
             return bound
 
-        self.bound = bind(self.calls)
-        self.bound_probes = {name: bind(calls) for name, calls in self.probes.items()}
+        passes = {STEP: self.calls, **self.others}
+        self.bound = {name: bind(calls) for name, calls in passes.items()}
 
     def become(self, roles: Sequence[Role], calls: Sequence[Call]) -> None:
         """Give the same actors other roles."""
@@ -259,7 +263,7 @@ class Driver:
 
     def step(self, step: int, report: bool) -> None:
         """Submit one step; wait for an earlier one if too many are under way."""
-        tail = self.submit(self.bound, step)
+        tail = self.submit(self.bound[self.pass_at(step)], step)
         sums = self._sums(step, tail)
         # a host whose last call failed must not step its optimizer: `tail` makes it wait and fail
         if self.clip:
@@ -384,8 +388,8 @@ class Driver:
         self._get(point.load(self.actors))
 
     def probe(self, name: str, at: HeldOut) -> None:
-        """Run the calls of the step ("tree") or of a pass of the probe; waits for them."""
-        self.submit(self.bound if name == "tree" else self.bound_probes[name], at)
+        """Run the calls of a pass on a held-out batch; waits for them."""
+        self.submit(self.bound[name], at)
         self._get([actor.settled.remote() for actor in self.actors])
 
     def get(self, refs: Sequence[Any]) -> list[Any]:

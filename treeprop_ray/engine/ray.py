@@ -25,10 +25,10 @@ from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.hosts.base import Host, State, StepReport
 from treeprop_ray.methods import Job
 from treeprop_ray.schedule.copies import Copy, copied
+from treeprop_ray.schedule.ops import STEP
 from treeprop_ray.schedule.placement import Plan
 
 Answer = TypeVar("Answer")
-WHOLE = "whole"  # the calls of a step for all pieces in one copy, among those of the probe
 
 
 def fetched(stored: Sequence[Any]) -> Batches:
@@ -38,6 +38,11 @@ def fetched(stored: Sequence[Any]) -> Batches:
 
 
 Usage = tuple[float, int, list[Span]]  # busy seconds, bytes sent, last spans
+
+
+def whole_name(name: str) -> str:
+    """The name of a pass with all its pieces in one copy."""
+    return f"whole {name}"
 
 
 class RayEngine(Engine):
@@ -72,16 +77,18 @@ class RayEngine(Engine):
         """Make the actors of a plan."""
         self._check_tasks(plan)
         job, method, settings = self.job, self.method, self.job.settings
-        every, probes = method.calls(job, plan), method.probe_calls(job, plan)
         hosts, shards = len(plan.names), settings.shard_optimizer and plan.copies > 1
-        calls = copied(every, hosts, plan.copies, settings.pieces)
-        if plan.copies > 1 and probes:
-            probes = {WHOLE: every, **probes}  # the probe runs on the first copy
+        passes = {STEP: method.calls(job, plan), **method.other_calls(job, plan)}
+        if plan.copies > 1:  # the probe runs on the first copy
+            whole = {whole_name(name): calls for name, calls in passes.items()}
+            passes = {n: copied(c, hosts, plan.copies, settings.pieces) for n, c in passes.items()}
+            passes.update(whole if len(whole) > 1 else {})
+        calls, others = passes[STEP], {n: c for n, c in passes.items() if n != STEP}
         roles = []
         for index, name in enumerate(plan.actors):
             copy = Copy(index // hosts, plan.copies, settings.reduce == "exact", shards)
             mine = tuple(call for call in calls if call.host == index)
-            more = tuple(c for passes in probes.values() for c in passes if c.host == index)
+            more = tuple(c for passes in others.values() for c in passes if c.host == index)
             roles.append(
                 Role(
                     name=name,
@@ -105,7 +112,8 @@ class RayEngine(Engine):
             clip=job.optimizer.exchanges,
             in_flight=settings.in_flight,
             wave_timeout=settings.wave_timeout,
-            probes=probes,
+            others=others,
+            pass_at=job.pass_at,
             shards=shards,
             avoid=self.avoid,
         )
@@ -141,7 +149,7 @@ class RayEngine(Engine):
         return [transport.arriving(answer) for answer in self.driver.get(answers)]
 
     def submit(self, name: str, at: HeldOut) -> None:
-        self.driver.probe(WHOLE if name == "tree" and self.plan.copies > 1 else name, at)
+        self.driver.probe(whole_name(name) if self.plan.copies > 1 else name, at)
 
     # -- state --------------------------------------------------------------------------------
 

@@ -63,6 +63,7 @@ def _start(settings: RaySettings) -> bool:
         _system_config={"task_events_max_num_task_in_gcs": TASK_EVENTS},
         **quiet,
     )
+    access.close_token()  # Ray has made one, if there was none
     if settings.dashboard:
         url = f"http://{context.dashboard_url}"
         print(f"dashboard: {url} (asks for what `ray get-auth-token` prints)", flush=True)

@@ -34,13 +34,12 @@ from treeprop_ray.engine.twins import swap
 from treeprop_ray.engine.wire import Wire
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
 from treeprop_ray.hosts.base import Host, StepReport
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.programs import Key, programs
 
 CHUNK = 8  # steps in one call of the driver
 TRIAL = 4  # steps after which transport=auto chooses
 SHORT = 0.1  # seconds of a call below which it chooses stream: a wave by store costs 2 to 6 ms more
-STEP = "tree"  # the name of a training step among the passes
 
 
 class StreamActor(HostActor):
@@ -70,17 +69,15 @@ class StreamActor(HostActor):
             for turn in program.turns
             for host, _ in (*turn.takes, *turn.gives)
         }
-        world = len(addresses)
-        hosts = world // self.role.copies
-        fellows = set(range(rank - rank % hosts, rank - rank % hosts + hosts)) - {rank}
-        self.peers = sorted(fellows)
-        self.twins = sorted(set(range(rank % hosts, world, hosts)) - {rank})
-        talkers |= set(self.twins)
-        peers = sorted(talkers | fellows if self.role.clip else talkers)
-        self.wire.join(rank, addresses, peers)
+        hosts = len(addresses) // self.role.copies
+        first = rank - rank % hosts
+        self.peers = sorted(set(range(first, first + hosts)) - {rank})
+        self.twins = sorted(set(range(rank % hosts, len(addresses), hosts)) - {rank})
+        talkers |= {*self.twins, *(self.peers if self.role.clip else ())}
+        self.wire.join(rank, addresses, sorted(talkers))
         if meeting and addresses[rank].gpu:
             self.wire.direct = Direct(
-                "nccl", rank, world, meeting, session, self.wire.patience, self._device
+                "nccl", rank, len(addresses), meeting, session, self.wire.patience, self._device
             )
             self.wire.direct.greet(partners(rank, addresses, sorted(talkers)))
 
@@ -90,12 +87,12 @@ class StreamActor(HostActor):
             self.wire.close()
             self.wire = None
 
-    def run_steps(self, steps: Sequence[tuple[int, bool]]) -> StepReport:
-        """Train some steps; the report of the last one."""
+    def run_steps(self, steps: Sequence[tuple[int, bool, str]]) -> StepReport:
+        """Train some steps, each with the name of its pass; the report of the last one."""
         report = StepReport()
         with self._leaving_on_error():
-            for step, norms in steps:
-                self._pass(STEP, step)
+            for step, norms, name in steps:
+                self._pass(name, step)
                 report = self.report(step, norms or self.role.clip, *self._sums(step))
                 squares = None
                 if self.role.clip:
@@ -159,7 +156,7 @@ class StreamDriver(Driver):
     """Sends actors several steps in one call."""
 
     def __init__(self, *words: Any, **more: Any) -> None:
-        self.buffer: list[tuple[int, bool]] = []
+        self.buffer: list[tuple[int, bool, str]] = []
         self.store: TCPStore | None = None  # where GPUs meet
         super().__init__(*words, **more)
 
@@ -172,7 +169,7 @@ class StreamDriver(Driver):
         super()._make()
 
     def _with_programs(self, roles: Sequence[Role]) -> list[Role]:
-        passes = {STEP: self.calls, **self.probes}
+        passes = {STEP: self.calls, **self.others}
         by_pass = {name: programs(calls, len(roles)) for name, calls in passes.items()}
         return [
             replace(role, programs={n: p[k] for n, p in by_pass.items()}, clip=self.clip)
@@ -218,7 +215,7 @@ class StreamDriver(Driver):
 
     def step(self, step: int, report: bool) -> None:
         """Put a step into the next call; wait for earlier ones if too many are under way."""
-        self.buffer.append((step, report))
+        self.buffer.append((step, report, self.pass_at(step)))
         if report or len(self.buffer) == CHUNK:
             self.flush()
 

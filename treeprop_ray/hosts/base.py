@@ -39,11 +39,13 @@ State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), key
 
 @dataclass
 class StepReport:
-    """What a host tells about a step: unweighted loss terms by place, squared norms by part, and
-    the seconds it has spent so far, over all steps, on getting training batches."""
+    """What a host tells about a step: unweighted loss terms by place, squared norms by part, of
+    corrections and what they correct by place, and the seconds it has spent so far, over all steps,
+    on getting training batches."""
 
     losses: dict[int, dict[str, float]] = field(default_factory=dict)
     square_norms: dict[str, float] = field(default_factory=dict)
+    sizes: dict[int, dict[str, float]] = field(default_factory=dict)
     data_seconds: float = 0.0
 
 
@@ -86,6 +88,7 @@ class Host(Copied):
         self.batches = share.batches
         self.verbs: dict[str, Verb] = {}
         self.losses: dict[int, Losses] = {}  # by place: a node, a layer, a depth
+        self.sizes: dict[int, Losses] = {}  # tree: of corrections (core/node.py)
         self.held: dict[int, Held] = {}  # per piece of the batch
         self.current: AtHand | None = None  # the batch of this step
         self.at = ""  # where in the network work is going on
@@ -207,6 +210,9 @@ class Host(Copied):
                 if not math.isfinite(value):
                     raise TrainingError(f"loss {name}={value} at {self.where(place)}, step {step}")
                 report.losses.setdefault(place, {})[name] = value
+        for place, sizes in self.sizes.items():
+            if taken := sizes.take():
+                report.sizes[place] = {name: float(value) for name, value in taken.items()}
         if norms:
             report.square_norms = {
                 part: value / self.scale() ** 2
@@ -273,7 +279,7 @@ class Host(Copied):
             self.reduction.forget()
         for module in self.parts.values():
             module.zero_grad(set_to_none=True)
-        for losses in self.losses.values():
+        for losses in (*self.losses.values(), *self.sizes.values()):
             losses.take()
 
 

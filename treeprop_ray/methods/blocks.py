@@ -9,6 +9,7 @@ from torch import Tensor
 
 from treeprop_ray.config import Settings, dotted
 from treeprop_ray.core.frozen import still_in_chain
+from treeprop_ray.core.grouping import grouping_of
 from treeprop_ray.core.network import (
     STEM,
     Blueprint,
@@ -39,15 +40,16 @@ class BlockMethod(Method):
         """The tree over the blocks; for a shipped network whether or not the data is here."""
         model = settings.model
         if dotted(model.name):
-            return Tree(self.network(settings, load(settings).shape).N, settings.split)
-        return Tree(model.blocks + (0 if model.output_block else 1), settings.split)
+            return self.network(settings, load(settings).shape).tree(settings.split)
+        grouping = grouping_of(model, model.layers, settings.split)
+        return Tree(grouping.N if grouping else model.layers + 1, settings.split, grouping)
 
     def assemble(
         self, settings: Settings, shape: Shape, weights: Mapping[str, Tensor]
     ) -> TreeNetwork:
         """The whole tree; a run of a chain has no weights for auxiliary blocks."""
         recipe = self.network(settings, shape)
-        tree = Tree(recipe.N, settings.split)
+        tree = recipe.tree(settings.split)
         network = TreeNetwork.from_blueprint(recipe, tree, settings.seed, shape.dtype)
         for name, module in named(network.parts()).items():
             if mine := part_state(weights, name):

@@ -66,6 +66,10 @@ class Job:
         known = self.sizes["train"] // self.settings.step_samples
         return known or self.settings.data.epoch_steps or self.total_steps
 
+    def pass_at(self, step: int) -> str:
+        """The pass over the hosts that a step is."""
+        return self.method.pass_at(self, step)
+
     def share(self, names: Sequence[str], plan: Plan, opens: bool) -> Share:
         """What a host of the plan is given."""
         parts = self.parts(names)
@@ -123,14 +127,15 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
             f"{data.name} has; say it"
         )
     recipe = method.network(settings, data.shape)
-    tree = Tree(recipe.N, settings.split)
+    context, tree = None, Tree(recipe.N, settings.split)
+    if isinstance(recipe, Blueprint):
+        context, tree = recipe.spec, recipe.tree(settings.split)
     names = method.all_parts(settings, tree)
     frozen = frozen_parts(settings.freeze, names, tree)
     stem_trains = recipe.stem_trains and edge_name(STEM) not in frozen
     trained = set(names) - frozen - (set() if stem_trains else {edge_name(STEM)})
     if not trained:
         raise UserError(f"freeze={settings.freeze}: leaves nothing to train")
-    context = recipe.spec if isinstance(recipe, Blueprint) else None
     rule = rule_for(method, settings, recipe.family, data, context)
     return Job(
         method=method,

@@ -123,7 +123,14 @@ class TreePropThroughTime(TimeMethod):
 def time_rule(settings: Settings) -> TimeRule:
     """The part of the settings that is about the time tree."""
     time = settings.time
-    return TimeRule(time.depth, time.sweeps, time.lambda_cons, time.recipe == "lookahead")
+    return TimeRule(
+        time.depth,
+        time.sweeps,
+        time.lambda_cons,
+        lookahead=time.recipe == "lookahead",
+        summed=time.loss == "sum",
+        one_step=time.gradient == "one",
+    )
 
 
 def windows_of(settings: Settings) -> list[Window]:

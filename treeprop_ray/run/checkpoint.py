@@ -35,7 +35,7 @@ FILES = ("weights.safetensors", "optimizer.safetensors", "meta.json")
 KEYS = {"step": int, "epoch": int, "N": int, "split": str, "best": dict, "wall_seconds": float}
 SHAPED = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # slots with the shape of their parameter
 
-SCALARS = ("scale/loss/", "data/")  # begin the names of what belongs to no parameter
+SCALARS = ("scale/loss/", "data/", "cff/validation/")  # begin names of what belongs to no parameter
 
 Place = Storage | Path | str  # the folder or URL that holds the checkpoints of a run
 

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import errno
 import io
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -92,12 +93,15 @@ class Log:
             "kind", "step", "epoch", "loss", "grad_norm", "lr", "step_seconds", "data_share",
             "clean_ce", "tree_ce", "leak", *outline.columns, "test_accuracy", "test_loss",
             *(f"{metric}/{path}" for path in outline.paths for metric in metrics),
+            "correction_ratio",
         ]  # fmt: skip
         self.outline, self.optimizer = outline, optimizer
         self.emit = emit
         self.rows: list[dict[str, Any]] = []  # of this process; a run taken up has earlier ones
         self.loss = float("nan")
         self.leak: float | None = None
+        self.ratio: float | None = None
+        self.ratios: dict[int, float] = {}  # by node
         self._warned = False
         self._last = (time.perf_counter(), step)
         self._data_seconds = 0.0
@@ -123,6 +127,8 @@ class Log:
             row.update({f"{name}/{n}": value for name, value in terms.items()})
             row[f"loss/{n}"] = sum(self.outline.weights[n][t] * v for t, v in terms.items())
             total += row[f"loss/{n}"]
+        if self.outline.clean:
+            row["correction_ratio"] = self._ratio(reports)
         now = time.perf_counter()
         row["loss"] = self.loss = total
         row["grad_norm"] = global_norm(r.square_norms for r in reports)
@@ -142,6 +148,16 @@ class Log:
             row["leak"] = self.leak = leak
             self._warn(leak, row["tree_ce"])
         self._write(row)
+
+    def _ratio(self, reports: Sequence[StepReport]) -> float:
+        """|beta * correction| / |mu_fwd| over all nodes and samples; 0 where there is none."""
+        sizes = dict(sorted(item for report in reports for item in report.sizes.items()))
+        push = {n: each["correction"] for n, each in sizes.items()}
+        state = {n: each["mu_fwd"] for n, each in sizes.items()}
+        self.ratios = {n: math.sqrt(push[n] / state[n]) if state[n] else 0.0 for n in sizes}
+        whole = sum(state.values())
+        self.ratio = math.sqrt(sum(push.values()) / whole) if whole else 0.0
+        return self.ratio
 
     def _warn(self, leak: float, tree_ce: float) -> None:
         """Once, when the tree predicts much better than the clean path can: labels leak."""

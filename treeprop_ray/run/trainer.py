@@ -28,6 +28,7 @@ from treeprop_ray.run.initial import started
 from treeprop_ray.run.loggers import loggers
 from treeprop_ray.run.metrics import Log
 from treeprop_ray.run.progress import Bar
+from treeprop_ray.schedule.ops import STEP
 
 
 class Trainer:
@@ -125,6 +126,8 @@ class Trainer:
             return self._finish()
         except TrainingError as e:
             raise TrainingError(f"{e}; last checkpoint: {self.saved or 'none yet'}") from e
+        except BrokenPipeError:  # who read our output has gone: no failure of the run
+            raise
         except OSError as e:  # a full or lost disk
             reason = " ".join(str(e).split())
             raise TrainingError(f"{reason}; last checkpoint: {self.saved or 'none yet'}") from e
@@ -156,7 +159,7 @@ class Trainer:
         logs = ends_epoch or done % s.log_every == 0
         saves = last or (done % s.checkpoint_every == 0 if s.checkpoint_every else ends_epoch)
         clean = None
-        if ends_epoch and self.outline.clean:
+        if ends_epoch and self.outline.clean and self.job.pass_at(step) == STEP:
             clean = self.engine.clean_loss(self.outline.clean[0], step)
         self.engine.step(step, report=logs or saves)
         self._settle(wait=False)
@@ -328,6 +331,11 @@ class Trainer:
         """All of them, in this process; while the engine stands."""
         return self.engine.state()[0]
 
+    def _cost(self) -> dict[str, Any]:
+        """What the mean step costs in layers (schedule/cost.py)."""
+        cost = self.job.method.cost(self.settings, self.engine.tree)
+        return {"cost": {"work": cost.work, "critical_path": cost.path}} if cost else {}
+
     def _origin(self) -> dict[str, Any]:
         """Where the weights of the beginning came from, if not from the seed."""
         return {"initial": self.initial} if self.initial else {}
@@ -360,7 +368,8 @@ class Trainer:
             "parameters_trained": sum(v.numel() for v in weights),
             "parameters_deployed": sum(v.numel() for v in deployed),
             "block_applications_per_step": outline.applications,
-            "stages": outline.stages(self.total_steps, self.job.optimizer.second),
+            "stages": self.job.method.stages(self.job),
+            **self._cost(),
             "wall_seconds": round(self.wall, 2),
             "final": {
                 split: {name: outline.figures(score) for name, score in by_path.items()}
@@ -369,6 +378,8 @@ class Trainer:
             "best_validation": self.best,
             "test_by_epoch": outline.over_epochs(self.tests),
             "leak": self.log.leak,
+            "correction_ratio": self.log.ratio,
+            "correction_ratios": self.log.ratios,
             "table": outline.table(outline.paths, scores),
             **({"stopped": self.stopped} if self.stopped else {}),
             **self._origin(),

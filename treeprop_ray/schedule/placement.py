@@ -99,9 +99,10 @@ def lines(tree: Tree) -> list[list[Node]]:
 def pack(tree: Tree, hosts: int) -> Layout:
     """Deal the lines out to `hosts` actors so that the levels' slowest actors are fast.
 
-    A node costs two block applications, a spine node one (its right block is the head). Longest
-    lines first, to the actor where the sum over levels of the busiest actor grows least. Among
-    equals a line joins its parent: a subtree that stays together sends adjoints of its top alone.
+    A node costs the layers of its two blocks, a spine node those of its left one (the other is the
+    head). Longest lines first, to the actor where the sum over levels of the busiest actor grows
+    least. Among equals a line joins its parent: a subtree that stays together sends adjoints of its
+    top alone.
     """
     load = [[0.0] * (tree.depth + 1) for _ in range(hosts)]
     busiest = [0.0] * (tree.depth + 1)  # of all actors, by level
@@ -114,7 +115,8 @@ def pack(tree: Tree, hosts: int) -> Layout:
         busiest[:] = map(max, busiest, load[host])
 
     def cost(node: Node) -> float:
-        return 1.0 if tree.is_spine(node) else 2.0
+        right = 0 if tree.is_spine(node) else tree.layers(node.right)
+        return float(tree.layers(node.left) + right)
 
     def span_with(line: Sequence[Node], host: int) -> tuple[float, float]:
         grown = list(load[host])
