@@ -95,6 +95,18 @@ def test_a_host_reads_what_it_owns(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {key.partition("/")[0] for key in read} == crew.hosts[1].parts.keys()
 
 
+class Broken(Disk):
+    """A folder that cannot even be looked at."""
+
+    def sees(self, name: str, token: str) -> bool:
+        raise OSError("stale file handle")
+
+
+def test_an_actor_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="stale file handle"):
+        shards.Saving(crew_of("hosts=2"), Broken(tmp_path), META, MARKS)
+
+
 class Elsewhere(Disk):
     """A folder that actors do not see."""
 

@@ -45,8 +45,11 @@ def write(host: Host, storage: Storage, name: str, token: str, index: int) -> No
     _under_way[storage.at(name), index] = _thread.submit(work)
 
 
-def written(host: Host, storage: Storage, name: str, index: int) -> Written | State | None:
-    """What was written, or the state where that is not possible; None while it is under way."""
+def written(
+    host: Host, storage: Storage, name: str, index: int, _: object
+) -> Written | State | None:
+    """What was written, or the state where that is not possible; None while it is under way. `_`
+    is the answer of `write`: if that has failed, so does this."""
     key = storage.at(name), index
     if not _under_way[key].done():
         return None
@@ -105,11 +108,12 @@ class Saving:
         self.parts.clear()
         self.asked.clear()
         for index in range(self.engine.actors):
-            self.engine.ask(index, write, self.storage, self.name, token, index)
-            self._ask(index)
+            words = (self.storage, self.name, token, index)
+            self._ask(index, self.engine.ask(index, write, *words))
 
-    def _ask(self, index: int) -> None:
-        self.asked[index] = self.engine.ask(index, written, self.storage, self.name, index)
+    def _ask(self, index: int, begun: Any = None) -> None:
+        words = (self.storage, self.name, index, begun)
+        self.asked[index] = self.engine.ask(index, written, *words)
 
     def arrived(self, wait: bool) -> bool:
         """Whether all parts are written; `wait`: until they are."""
