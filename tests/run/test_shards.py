@@ -180,6 +180,7 @@ def test_a_run_of_actors_is_written_taken_up_and_read(
     _, _, _, network = open_run(str(tmp_path / "many"), "last", None)
     _, _, _, other = open_run(str(tmp_path / "alone"), "last", None)
     assert_same((network.state_dict(),), (other.state_dict(),))
-    begun = source_of(str(tmp_path / "many"))
+    settings = config.load(WORDS)
+    begun = source_of(str(tmp_path / "many"), methods.job_of(settings, data.load(settings), 20))
     keys, _ = begun.contents(Tree(5))
     assert keys.keys() == {key.partition("/")[0] for key in alone.weights}
