@@ -20,6 +20,7 @@
     python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
     python -m treeprop_ray.bench finetune               # a Hugging Face model: TreeProp and BP
     python -m treeprop_ray.bench replicas               # trees times replicas
+    python -m treeprop_ray.bench checkpoint             # what actors write themselves
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """

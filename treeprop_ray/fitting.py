@@ -29,6 +29,13 @@ FOLDER = {
 }  # fmt: skip
 
 
+class _Fetch(Callback):
+    """Brings the weights here while the actors still live."""
+
+    def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
+        run.weights  # noqa: B018 (kept there)
+
+
 @dataclass(frozen=True)
 class Fitted:
     """What `fit` gives back."""
@@ -90,7 +97,8 @@ def fit(
     steps = samples.total_steps(count, chosen.epochs, chosen.steps, epoch_steps)
     job = methods.job_over(network, chosen, samples, steps, metrics)
     folder = RunFolder(chosen) if "name" in settings or "out" in settings else None
-    trainer = Trainer(job, folder, [*(standard(chosen) if folder else []), *callbacks])
+    own = [*(standard(chosen) if folder else []), _Fetch()]
+    trainer = Trainer(job, folder, [*own, *callbacks])
     trains = [(p, p.requires_grad) for p in network.parameters()]
     try:
         summary = trainer.train()

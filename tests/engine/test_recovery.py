@@ -123,3 +123,42 @@ def test_a_state_that_is_taken_up_is_the_point() -> None:
     recovery.start_from(cast(Any, FakePoint(21)), 7)
     recovery.step(7, report=False)
     assert driver.total == 28 and recovery.point[0] == 7
+
+
+@dataclass
+class FakeSaving:
+    step: int
+    driver: FakeDriver
+    begun: list[int] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.begun.append(self.driver.total)
+
+    def arrived(self, wait: bool) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("lost_at", [3, 5])
+def test_a_state_that_was_being_stored_is_stored_again(lost_at: int) -> None:
+    driver = FakeDriver(die_at={lost_at})
+    recovery = recovering(driver)
+    for step in range(3):
+        recovery.step(step, report=False)
+    recovery.saving = saving = FakeSaving(3, driver)
+    for step in range(3, 7):
+        recovery.step(step, report=False)
+    assert saving.begun == [0 + 1 + 2] and driver.total == sum(range(7))
+
+
+def test_no_point_passes_a_state_that_is_being_stored() -> None:
+    driver = FakeDriver()
+    recovery = recovering(driver)
+    recovery.settings.snapshot_every = 2
+    recovery.saving = FakeSaving(3, driver)
+    for step in range(8):
+        recovery.step(step, report=False)
+    assert recovery.point[0] == 2
+    recovery.saving = None
+    for step in range(8, 12):
+        recovery.step(step, report=False)
+    assert recovery.point[0] >= 8

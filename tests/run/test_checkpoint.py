@@ -117,7 +117,7 @@ def test_foreign_folders_are_not_believed(
     shutil.copytree(tmp_path / "step-00000003", other)
     torch.save({"w": torch.ones(2)}, other / "weights.safetensors")
     (other / "manifest.json").write_text(
-        json.dumps({f: checkpoint._sha256(other / f) for f in checkpoint.FILES})
+        json.dumps({f: checkpoint.sha256(other / f) for f in checkpoint.FILES})
     )
     found = checkpoint.newest(tmp_path)
     assert found is not None and found.meta["step"] == 3

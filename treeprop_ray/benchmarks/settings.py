@@ -24,6 +24,7 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "plan": "plan.run",
     "finetune": "finetune.run",
     "replicas": "replicas.run",
+    "checkpoint": "checkpoints.run",
 }
 
 

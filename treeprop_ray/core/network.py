@@ -50,7 +50,7 @@ def edge_of(name: str) -> Edge:
 def part_state(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """The tensors of one part out of a state whose keys are `<part>/<tensor>`."""
     prefix = f"{name}/"
-    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+    return {key[len(prefix) :]: state[key] for key in state if key.startswith(prefix)}
 
 
 @dataclass(frozen=True)

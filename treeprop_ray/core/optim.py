@@ -334,9 +334,10 @@ class PartOptimizer:
         """Take the slots of the own parts out of `state`; parts without slots start anew."""
         self.scale.load(state)
         slots: dict[tuple[str, str], dict[str, Tensor]] = {}
-        for key, value in state.items():
+        for key in state:
             edge, name, slot = key.split("/")
-            slots.setdefault((edge, name), {})[slot] = value
+            if f"{edge}/{name}" in self.mine:  # others need not be read
+                slots.setdefault((edge, name), {})[slot] = state[key]
         for edge, named in self.params.items():
             for name, p in named.items():
                 if p not in self.owner:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import copy
 import io
 import logging
+from collections import ChainMap
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -266,13 +267,13 @@ def unpacked(stored: Tensor) -> Position:
     return Position(**torch.load(file, weights_only=True))
 
 
-def resumed(optimizer: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def resumed(optimizer: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The state of a stored run as a new process takes it up: a stream without a state of its own
     starts anew."""
-    state = dict(optimizer)
-    if STATE in state:
-        position = unpacked(state[STATE])
-        if position.state is None:
-            anew = replace(position, origin=position.next, epoch=0)
-            state[STATE] = packed(anew)
-    return state
+    if STATE not in optimizer:
+        return optimizer
+    position = unpacked(optimizer[STATE])
+    if position.state is not None:
+        return optimizer
+    anew = replace(position, origin=position.next, epoch=0)
+    return ChainMap({STATE: packed(anew)}, cast(dict[str, Tensor], optimizer))

@@ -10,12 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
 
 from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.core.scoring import Score
 from treeprop_ray.data import Scoring, Training, Which
-from treeprop_ray.hosts.base import State, StepReport
+from treeprop_ray.hosts.base import Host, State, StepReport
 from treeprop_ray.hosts.probe import probe_parts
 from treeprop_ray.hosts.probe_row import combine
 from treeprop_ray.hosts.tree import TreeHost
@@ -38,10 +41,31 @@ class Span:
     end: float
 
 
+def shapes_of(host: Host) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and type of a host's weights and buffers."""
+    kinds = {
+        k: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for k, t in host.shapes().items()
+    }
+    return kinds
+
+
+class Saving(Protocol):
+    """The state after `step` steps, which hosts are storing while training goes on."""
+
+    step: int
+
+    def begin(self) -> None:
+        """Have all hosts store what they have now."""
+
+    def arrived(self, wait: bool) -> bool:
+        """Whether all of it is stored; `wait`: until it is."""
+
+
 class Engine(ABC):
     """Trains one network. Steps are numbered from 0 over the whole run."""
 
     plan: Plan
+    spread = False  # whether its state is in several processes
 
     def __init__(self, job: Job) -> None:
         self.job, self.tree, self.method = job, job.tree, job.method
@@ -73,6 +97,28 @@ class Engine(ABC):
     def load(self, state: State, step: int = 0) -> None:
         """Take up a state that an earlier run had before `step`."""
 
+    def shapes(self) -> dict[str, Tensor]:
+        """All weights and buffers as tensors without numbers."""
+        hosts = range(len(self.plan.names))
+        told = self.guarded(lambda: self.get([self.ask(h, shapes_of) for h in hosts]))
+        pairs = sorted(pair for part in told for pair in part.items())
+        return {
+            key: torch.empty(shape, dtype=getattr(torch, kind), device="meta")
+            for key, (shape, kind) in pairs
+        }
+
+    @property
+    def actors(self) -> int:
+        """Hosts that may have a state to tell, copies too."""
+        return len(self.plan.actors)
+
+    def take_up(self, read: Callable[[Host], None], step: int) -> None:
+        """Have each host read its parts of the state that an earlier run had before `step`."""
+        raise NotImplementedError
+
+    def storing(self, saving: Saving | None) -> None:  # noqa: B027 (nothing is lost in one process)
+        """While a state is being stored: whoever is lost comes back to it and begins again."""
+
     def spans(self) -> list[Span]:
         """When the actors worked during the last steps; empty in one process."""
         return []
@@ -92,6 +138,10 @@ class Engine(ABC):
     @abstractmethod
     def get(self, answers: Sequence[Any]) -> list[Any]:
         """The values of answers."""
+
+    def ready(self, answers: Sequence[Any]) -> bool:
+        """Whether `get` would not wait."""
+        return True
 
     def guarded(self, action: Callable[[], Answer]) -> Answer:
         """Do something that asks hosts; if some are lost, after their recovery once more."""

@@ -15,14 +15,14 @@ from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.data import Batches
 from treeprop_ray.engine import runtime, transport
 from treeprop_ray.engine.actors import Role
-from treeprop_ray.engine.base import Engine, Span
+from treeprop_ray.engine.base import Engine, Saving, Span
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.points import Point
 from treeprop_ray.engine.recovery import Recovery
 from treeprop_ray.engine.stream import driver_class
 from treeprop_ray.engine.watch import Watch
 from treeprop_ray.errors import UserError, first_line
-from treeprop_ray.hosts.base import State, StepReport
+from treeprop_ray.hosts.base import Host, State, StepReport
 from treeprop_ray.methods import Job
 from treeprop_ray.schedule.copies import Copy, copied
 from treeprop_ray.schedule.ops import STEP
@@ -49,6 +49,7 @@ class RayEngine(Engine):
     """Runs a job on the actors of a plan, and recovers from lost ones."""
 
     driver: Driver
+    spread = True
 
     def __init__(self, job: Job, owns_ray: bool = False) -> None:
         super().__init__(job)
@@ -165,7 +166,18 @@ class RayEngine(Engine):
         return dict(sorted(weights.items())), dict(sorted(optimizer.items()))
 
     def load(self, state: State, step: int = 0) -> None:
-        self.recovery.start_from(Point.of(state), step)
+        self.recovery.start_from(Point.of((dict(state[0]), dict(state[1]))), step)
+
+    def ready(self, answers: Sequence[Any]) -> bool:
+        refs = list(answers)
+        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        return len(done) == len(refs)
+
+    def take_up(self, read: Callable[[Host], None], step: int) -> None:
+        self.recovery.start_from(Point(read=read), step)
+
+    def storing(self, saving: Saving | None) -> None:
+        self.recovery.saving = saving
 
     def usage(self) -> list[Usage]:
         """Per actor: busy seconds and bytes sent since the last question, and its last spans."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from treeprop_ray.config import Settings
 from treeprop_ray.engine import network, runtime
+from treeprop_ray.engine.base import Saving
 from treeprop_ray.engine.driver import ActorLate, PlacementBusy
 from treeprop_ray.engine.points import Point
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
@@ -39,6 +40,7 @@ class Recovery:
         self.point: tuple[int, Point | None] = (0, None)  # (step, states); None: as built
         self.pending: tuple[int, Point] | None = None  # a point that is under way
         self.journal: dict[int, bool] = {}  # steps submitted since the point -> report
+        self.saving: Saving | None = None  # a state that is being stored; the point stays before it
         self.failures = self.replayed = 0
         self.machines = len(runtime.cluster().nodes) if settings.elastic else 0
 
@@ -73,7 +75,8 @@ class Recovery:
     def _advance(self, done: int) -> None:
         """Ask for a new point now and then; it counts once every actor's state has arrived."""
         driver = self.engine.driver
-        if self.pending is not None and self.pending[1].arrived():
+        passes = self.saving and self.pending and self.pending[0] > self.saving.step
+        if self.pending is not None and not passes and self.pending[1].arrived():
             step, point = self.pending
             driver.get([*point.names, *point.kept])  # tells if one was lost
             self.set_point(step, point)
@@ -84,6 +87,8 @@ class Recovery:
 
     def mark(self, done: int) -> None:
         """Make the state after `done` steps the point; waits for it."""
+        if self.saving:
+            self.saving.arrived(wait=True)
         self.pending = None
         point = self.engine.driver.snapshot(done)
         self.engine.driver.get([*point.names, *point.kept])
@@ -131,6 +136,7 @@ class Recovery:
                 self._restore()
                 for step, report in steps:
                     self.engine.driver.step(step, report)
+                    self._store_again(step + 1)
                 self.engine.driver.wait()
                 self.replayed += len(steps)
                 return
@@ -214,6 +220,7 @@ class Recovery:
         self._restore()
         for step, report in sorted(self.journal.items()):
             self.engine.driver.step(step, report)
+            self._store_again(step + 1)
 
     def _restore(self) -> None:
         """Bring all actors to the point."""
@@ -222,6 +229,12 @@ class Recovery:
             driver.become(driver.roles, driver.calls)
         else:
             driver.restore(point)
+        self._store_again(self.point[0])
+
+    def _store_again(self, done: int) -> None:
+        """If the state after `done` steps was being stored when an actor was lost."""
+        if self.saving and self.saving.step == done:
+            self.saving.begin()
 
 
 def recut(settings: Settings) -> list[Settings]:

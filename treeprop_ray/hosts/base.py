@@ -253,6 +253,14 @@ class Host(Copied):
         }
         return weights, slots | (self.batches.state() if self.batches else {})
 
+    def shapes(self) -> dict[str, Tensor]:
+        """Weights and buffers as tensors without numbers."""
+        return {
+            f"{name}/{key}": torch.empty_like(value, device="meta")
+            for name, module in self.parts.items()
+            for key, value in module.state_dict().items()
+        }
+
     def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         """Take the own parts out of a full or partial state."""
         for name, module in self.parts.items():

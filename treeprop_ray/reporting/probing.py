@@ -90,7 +90,7 @@ def probe_run(
     try:
         for point in points:
             checkpoint.check_fits(point, probed.tree.N, settings.split)
-            probed.load((point.weights, point.optimizer), point.meta["step"])
+            probed.load((dict(point.weights), dict(point.optimizer)), point.meta["step"])
             row = probed.probe(batches, draws)
             rows.append({"step": point.meta["step"], "epoch": point.meta["epoch"], **row})
             yield f"{point.path}\n{table(row, probed.tree)}"

@@ -4,27 +4,32 @@
         weights.safetensors     <edge>/<name>                 e.g. 4-6/0.weight, stem/…
         optimizer.safetensors   <edge>/<parameter>/<slot>     e.g. 4-6/0.weight/exp_avg
         meta.json               step, epoch, seed, N, split, validation accuracy, settings
-        manifest.json           sha256 of the three files; id and settings' digest of the run
+        manifest.json           sha256 of all files; id and settings' digest of the run
+
+Actors write theirs themselves (shards.py): weights-00000.safetensors, weights-00001.safetensors, …
 
 Data order, noise and learning rate are functions of (seed, step): the step *is* their state.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from treeprop_ray.config import hidden
 from treeprop_ray.errors import TrainingError, UserError, warn
-from treeprop_ray.run.storage import MANIFEST, Storage, storage_at
+from treeprop_ray.run.storage import MANIFEST, Storage, sha256, storage_at
+from treeprop_ray.run.tensors import Tensors
 
 FILES = ("weights.safetensors", "optimizer.safetensors", "meta.json")
 KEYS = {"step": int, "epoch": int, "N": int, "split": str, "best": dict, "wall_seconds": float}
@@ -48,8 +53,8 @@ class Checkpoint:
     """A loaded checkpoint."""
 
     path: str
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
+    weights: Mapping[str, Tensor]  # read when they are asked for
+    optimizer: Mapping[str, Tensor]
     meta: dict[str, Any]
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
@@ -69,33 +74,49 @@ def save(
         save_file({k: v.contiguous() for k, v in weights.items()}, folder / FILES[0])
         save_file({k: v.contiguous() for k, v in optimizer.items()}, folder / FILES[1])
         (folder / FILES[2]).write_text(json.dumps(meta, indent=2))
-        sums = {file: _sha256(folder / file) for file in FILES}
+        sums = {file: sha256(folder / file) for file in FILES}
         (folder / MANIFEST).write_text(json.dumps({**sums, **(marks or {})}, indent=2))
 
     if not is_ours(manifest(storage, meta["step"]) or {}, marks):
         raise TrainingError(f"{storage.at(name)}: is of another run, which is left alone")
-    try:
+    with told(storage, name):
         storage.put(name, fill)
+    return storage.at(name)
+
+
+@contextlib.contextmanager
+def told(storage: Storage, name: str) -> Iterator[None]:
+    """What goes wrong inside is one line about a checkpoint that cannot be written."""
+    try:
+        yield
     except Exception as e:  # safetensors and remote file systems wrap OSError in types of their own
         reason = hidden(" ".join(str(e).split()) or repr(e))
         kind = NoRoom if is_full(e) else TrainingError
         raise kind(f"cannot write checkpoint {storage.at(name)}: {reason}") from e
-    return storage.at(name)
 
 
-def load(place: Place, step: int) -> Checkpoint:
+def files_of(sums: Mapping[str, str], kind: str) -> list[str]:
+    """The files of a kind (weights, optimizer) that a manifest lists: one, or one of each actor."""
+    named = re.compile(rf"{kind}(-\d+)?\.safetensors")
+    return sorted(file for file in sums if named.fullmatch(file))
+
+
+def load(place: Place, step: int, verify: bool = True) -> Checkpoint:
     """Read and verify one checkpoint."""
     storage, name = storage_at(place), name_of(step)
     where = storage.at(name)
     try:
-        with storage.get(name) as folder:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(storage.get(name))
             sums = json.loads((folder / MANIFEST).read_text())
-            for file in FILES:
-                if _sha256(folder / file) != sums[file]:
+            kinds = [files_of(sums, kind) for kind in ("weights", "optimizer")]
+            for file in (*(kinds[0] or FILES[:1]), *kinds[1], FILES[2]) if verify else ():
+                if sha256(folder / file) != sums[file]:
                     raise DamagedCheckpoint(f"{where}/{file}: does not match its checksum")
             meta = json.loads((folder / FILES[2]).read_text())
             _check_meta(meta, f"{where}/{FILES[2]}", step)
-            weights, optimizer = (load_file(folder / file) for file in FILES[:2])
+            keeps = stack.pop_all()  # the files stay as long as somebody may read them
+            weights, optimizer = (Tensors([folder / f for f in files], keeps) for files in kinds)
             if meta.get("slots", names_digest(optimizer)) != names_digest(optimizer):
                 raise DamagedCheckpoint(f"{where}/{FILES[1]}: not the slots that were written")
             return Checkpoint(where, weights, optimizer, meta, sums)
@@ -149,7 +170,7 @@ def is_ours(theirs: Mapping[str, Any], marks: Mapping[str, str] | None) -> bool:
     return any(theirs.get(key) == mark for key, mark in marks.items())
 
 
-def names_digest(tensors: Mapping[str, Tensor]) -> str:
+def names_digest(tensors: Iterable[str]) -> str:
     """Names which tensors there are."""
     return hashlib.sha256("\n".join(sorted(tensors)).encode()).hexdigest()[:16]
 
@@ -267,11 +288,3 @@ def check_fits(
         alike = of is not None and slot.shape == of.shape and slot.dtype == of.dtype
         if of is None or (shaped and not alike):
             raise UserError(f"{checkpoint.path}: is of another network: optimizer state {key}")
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as f:
-        while part := f.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from treeprop_ray.config import is_remote
@@ -28,6 +28,7 @@ from treeprop_ray.run import checkpoint
 from treeprop_ray.run.files import read_json
 from treeprop_ray.run.folder import checkpoints_of, run_settings
 from treeprop_ray.run.storage import Storage, storage_at
+from treeprop_ray.run.tensors import Tensors
 
 EXPORTED = "model.safetensors"
 Keys = Mapping[str, Mapping[str, str]]  # part -> its tensor -> the tensor's name in the file
@@ -42,7 +43,7 @@ class Source:
     given: str
     storage: Storage
     name: str
-    file: str = checkpoint.FILES[0]
+    file: str = ""  # of an export
     end: int = 0  # exported: where its path ends; the edge that ends there is the head
 
     @property
@@ -51,14 +52,13 @@ class Source:
         return self.storage.at(self.name)
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Any]:
-        """The opened file."""
+    def open(self) -> Iterator[Tensors]:
+        """The tensors, which are read one by one."""
         try:
-            with (
-                self.storage.get(self.name) as folder,
-                safe_open(folder / self.file, framework="pt") as weights,
-            ):
-                yield weights
+            with self.storage.get(self.name) as folder:
+                kinds = ("weights.safetensors", "weights-*.safetensors")
+                files = [path for kind in kinds for path in sorted(folder.glob(kind))]
+                yield Tensors([folder / self.file] if self.file else files)
         except (OSError, SafetensorError) as e:
             raise UserError(f"init_from={self.given}: cannot be read: {first_line(e)}") from e
 
@@ -68,19 +68,19 @@ class Source:
         shapes: dict[str, dict[str, tuple[int, ...]]] = {}
         head = f"{tree.head[0]}-{tree.head[1]}"
         with self.open() as weights:
-            for key in weights.keys():  # noqa: SIM118 (it is no mapping)
+            for key in weights:
                 part, _, tensor = key.partition("." if self.file == EXPORTED else "/")
                 if self.end == tree.N and not tree.grouping and part.endswith(f"-{self.end}"):
                     part = head
                 keys.setdefault(part, {})[tensor] = key
-                shapes.setdefault(part, {})[tensor] = tuple(weights.get_slice(key).get_shape())
+                shapes.setdefault(part, {})[tensor] = weights.shape(key)
         return keys, shapes
 
     def read(self, keys: Keys, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """The tensors of some parts."""
         with self.open() as weights:
             for name in names:
-                yield name, {own: weights.get_tensor(key) for own, key in keys[name].items()}
+                yield name, {own: weights[key] for own, key in keys[name].items()}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def source_of(given: str, job: Job) -> Source | HuggingFace:
         if point is None:
             raise UserError(f"init_from={given}: the run has no checkpoint")
         return Source(given, storage, checkpoint.name_of(point.meta["step"]))
-    if (path / checkpoint.FILES[0]).is_file():
+    if any(path.glob("weights*.safetensors")):
         return Source(given, storage_at(path.parent), path.name)
     if (path / EXPORTED).is_file() and (path / "model.json").is_file():
         listed = read_json(path / "model.json", "path")["path"]

@@ -9,9 +9,11 @@ A checkpoint is a folder of files under one name. Files are always made in a loc
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,6 +58,24 @@ class Storage(ABC):
     def read(self, name: str, file: str) -> bytes:
         """One small file of a name."""
 
+    # several processes write one name: begin, add files from anywhere, commit
+
+    @abstractmethod
+    def begin(self, name: str) -> str:
+        """Make room for a name; gives a token by which others see whether it is the same place."""
+
+    @abstractmethod
+    def sees(self, name: str, token: str) -> bool:
+        """Whether what was begun elsewhere can be added to from here."""
+
+    @abstractmethod
+    def add(self, name: str, file: str, fill: Callable[[Path], None]) -> str:
+        """Add the file that `fill` writes; its sha256. The manifest is the last."""
+
+    @abstractmethod
+    def commit(self, name: str) -> None:
+        """All files are there."""
+
     @abstractmethod
     def size(self, name: str) -> int:
         """Bytes that removing a name would free."""
@@ -92,6 +112,31 @@ class Disk(Storage):
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
+
+    def begin(self, name: str) -> str:
+        aside, token = self.root / f".{name}.tmp", uuid.uuid4().hex
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        (aside / f".{token}").touch()
+        return token
+
+    def sees(self, name: str, token: str) -> bool:
+        return (self.root / f".{name}.tmp" / f".{token}").exists()
+
+    def add(self, name: str, file: str, fill: Callable[[Path], None]) -> str:
+        path = self.root / f".{name}.tmp" / file
+        fill(path)
+        _sync(path)
+        return sha256(path)
+
+    def commit(self, name: str) -> None:
+        target, aside = self.root / name, self.root / f".{name}.tmp"
+        for token in aside.glob(".*"):
+            token.unlink()
+        _sync(aside)
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(aside, target)
+        _sync(self.root)
 
     @contextlib.contextmanager
     def get(self, name: str) -> Iterator[Path]:
@@ -151,6 +196,24 @@ class Remote(Storage):
                     self.remove(name)
                 raise
 
+    def begin(self, name: str) -> str:
+        self.remove(name)
+        self.fs.makedirs(f"{self.root}/{name}", exist_ok=True)
+        return ""
+
+    def sees(self, name: str, token: str) -> bool:
+        return True
+
+    def add(self, name: str, file: str, fill: Callable[[Path], None]) -> str:
+        with tempfile.TemporaryDirectory(prefix="treeprop-") as made:
+            path = Path(made) / file
+            fill(path)
+            self.fs.put_file(str(path), f"{self.root}/{name}/{file}")
+            return sha256(path)
+
+    def commit(self, name: str) -> None:
+        pass  # with the manifest
+
     @contextlib.contextmanager
     def get(self, name: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="treeprop-") as made:
@@ -199,3 +262,12 @@ def _sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as f:
+        while part := f.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()

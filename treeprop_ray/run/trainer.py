@@ -7,7 +7,8 @@ of what a network is made of, how it is trained, or where its parts live.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from treeprop_ray.data.streams import resumed
 from treeprop_ray.engine import Engine, build
 from treeprop_ray.errors import Terminated, TrainingError
 from treeprop_ray.methods import Job, job_of
-from treeprop_ray.run import checkpoint
+from treeprop_ray.run import checkpoint, shards
 from treeprop_ray.run.callbacks import Callback, Scores, Together
 from treeprop_ray.run.checkpoint import Checkpoint
 from treeprop_ray.run.folder import RunFolder, this_command
@@ -63,7 +64,8 @@ class Trainer:
         self.initial: dict[str, Any] = {}  # which parts came from init_from
         self.wall = 0.0
         self.saved = ""  # the last checkpoint
-        self.weights: dict[str, Tensor] = {}  # at the end
+        self.saving: shards.Saving | None = None  # one that actors are writing
+        self.after: list[Callable[[], None]] = []  # what follows it
 
     @classmethod
     def of(
@@ -160,6 +162,7 @@ class Trainer:
         if ends_epoch and self.outline.clean and self.job.pass_at(step) == STEP:
             clean = self.engine.clean_loss(self.outline.clean[0], step)
         self.engine.step(step, report=logs or saves)
+        self._settle(wait=False)
         if logs:
             self.log.step(done, self.epoch, self.engine.reports(), clean)
         scores: Scores = {}
@@ -170,8 +173,7 @@ class Trainer:
         self.callbacks.on_step(self, done)
         self.bar.advance()
         if saves:
-            self._save(done)
-            self.callbacks.on_checkpoint(self, done, scores)
+            self._save(done, partial(self.callbacks.on_checkpoint, self, done, scores))
         if scores:
             self.callbacks.on_epoch(self, self.epoch, scores)
 
@@ -214,18 +216,21 @@ class Trainer:
     def _stop_here(self) -> None:
         """Keep the state in which a run has been stopped."""
         print(f"stopped after step {self.done} of {self.total_steps}: {self.stopped}", flush=True)
+        self._settle(wait=True)
         if self.folder and self.done not in checkpoint.steps(self.folder.storage):
             self._save(self.done)
 
     def _leave(self) -> None:
         """SIGTERM: the step is done, its state is kept, and that is all."""
+        self._settle(wait=True)
         if self.folder and not self.saved.endswith(checkpoint.name_of(self.done)):
             self._save(self.done)
+        self._settle(wait=True)
         raise Terminated(self.saved)
 
     def _resume(self, point: Checkpoint) -> None:
         N, split = self.engine.tree.N, self.settings.split
-        checkpoint.check_fits(point, N, split, self.engine.state()[0])
+        checkpoint.check_fits(point, N, split, self.engine.shapes())
         self.start, self.best = point.meta["step"], point.meta["best"]
         self.done, self.epoch = self.start, self.start // self.per_epoch
         self.ahead = point.meta.get("ahead", {**self.ahead, "epoch": self.epoch})
@@ -233,8 +238,18 @@ class Trainer:
         self.initial = point.meta.get("initial", {})
         self.tests = point.meta.get("tests", [])
         self.saved, self.wall = point.path, point.meta["wall_seconds"]
-        self.engine.load((point.weights, resumed(point.optimizer)), self.start)
+        self._take_up(point)
         print(f"continuing from {point.path} (step {self.start} of {self.total_steps})", flush=True)
+
+    def _take_up(self, point: Checkpoint) -> None:
+        """Every actor reads its own parts, if all of them see the checkpoint."""
+        engine, storage = self.engine, self.folder.storage if self.folder else None
+        if engine.spread and storage is not None:
+            words, each = (shards.sees, storage, self.start), range(engine.actors)
+            if all(engine.guarded(lambda: engine.get([engine.ask(k, *words) for k in each]))):
+                engine.take_up(partial(shards.read_own, storage, self.start), self.start)
+                return
+        engine.load((dict(point.weights), dict(resumed(point.optimizer))), self.start)
 
     def _evaluate(self, done: int, saves: bool) -> Scores:
         """Score every path on the validation split, if there is one, and log it."""
@@ -275,8 +290,10 @@ class Trainer:
         if self.settings.eval_test:
             self.tests.append({"epoch": self.epoch, **test})
 
-    def _save(self, done: int) -> None:
+    def _save(self, done: int, then: Callable[[], None] = lambda: None) -> None:
+        """Write a checkpoint, or have actors begin to; `then` follows when it is there."""
         if not (self.folder and self.writes):
+            then()
             return
         s = self.settings
         meta = {
@@ -286,10 +303,33 @@ class Trainer:
             "wall_seconds": self.wall + time.perf_counter() - self._began,
         }  # fmt: skip
         best = self.best["step"] if s.keep_best else None
-        marks = self.folder.identity.marks()
-        self.saved = checkpoint.keep(
-            self.folder.storage, self.engine.state(), meta, marks, s.keep_last, best
-        )
+        marks, storage = self.folder.identity.marks(), self.folder.storage
+        if self.engine.spread:
+            self._settle(wait=True)
+            size = 3 * sum(t.nbytes for t in self.engine.shapes().values())
+            if (room := storage.room()) is not None and room < size:
+                checkpoint.make_room(storage, done, s.keep_last, best, size)
+            self.saving = shards.Saving(self.engine, storage, meta, marks)
+            prune = partial(checkpoint.prune, storage, done, s.keep_last, best, marks)
+            self.after = [prune, then]
+            return
+        state = self.engine.state()
+        self.saved = checkpoint.keep(storage, state, meta, marks, s.keep_last, best)
+        then()
+
+    def _settle(self, wait: bool) -> None:
+        """Commit the checkpoint that actors are writing, once it is whole."""
+        saving = self.saving
+        if saving is None or not saving.arrived(wait):
+            return
+        self.saving, self.saved = None, saving.commit()
+        for action in self.after:
+            action()
+
+    @cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        """All of them, in this process; while the engine stands."""
+        return self.engine.state()[0]
 
     def _cost(self) -> dict[str, Any]:
         """What the mean step costs in layers (schedule/cost.py)."""
@@ -309,9 +349,10 @@ class Trainer:
             for split in ("validation", "test")
             if self.job.splits[split]
         }  # fmt: skip
-        self.weights, _ = self.engine.state()
-        weights = self.weights.values()
-        deployed = [v for k, v in self.weights.items() if k.split("/")[0] in outline.deployed]
+        self._settle(wait=True)
+        shapes = self.engine.shapes()
+        weights = shapes.values()
+        deployed = [v for k, v in shapes.items() if k.split("/")[0] in outline.deployed]
         summary = {
             "name": self.folder.name if self.folder else "",
             "method": s.method,

@@ -10,7 +10,7 @@ from typing import Any
 from treeprop_ray.core.rule import HeldOut, cut
 from treeprop_ray.engine import transport
 from treeprop_ray.engine.base import Engine
-from treeprop_ray.hosts.base import State, StepReport
+from treeprop_ray.hosts.base import Host, State, StepReport
 from treeprop_ray.methods import Job
 from treeprop_ray.schedule.copies import Copy, copied
 from treeprop_ray.schedule.ops import STEP, Call
@@ -25,6 +25,8 @@ def sent(value: Any) -> Any:
 class InProcess(Engine):
     """Calls in the order in which a driver would submit them."""
 
+    spread = True
+
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         s = job.settings
@@ -37,7 +39,6 @@ class InProcess(Engine):
             which = Copy(i // self.H, self.R, s.reduce == "exact", s.shard_optimizer)
             self.hosts.append(job.method.host(replace(job, copy=which), plan, i % self.H))
         self.last: list[StepReport] = []
-        self.crossed = 0  # numbers of gradients (or weights) that went from copy to copy
 
     def _run(self, calls: Sequence[Call], at: int | HeldOut) -> None:
         pieces = cut(at, self.job.places, self.job.settings.pieces)
@@ -93,6 +94,10 @@ class InProcess(Engine):
     def load(self, state: State, step: int = 0) -> None:
         for host in self.hosts:
             host.load(*state)
+
+    def take_up(self, read: Callable[[Host], None], step: int) -> None:
+        for host in self.hosts:
+            read(host)
 
     def ask(self, host: int, verb: Callable[..., Any], *words: Any, returns: int = 1) -> Any:
         return verb(self.hosts[host], *words)

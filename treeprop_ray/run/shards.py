@@ -1,0 +1,157 @@
+"""Checkpoints that no process ever holds: every actor writes its own part, while training goes on.
+
+    driver     begin ──────────────────────────────── all there? ── meta, manifest, commit
+    actor 0    copy of its state ── thread: weights-00000, optimizer-00000 ─┘
+    actor 1    copy of its state ── thread: weights-00001, optimizer-00001 ─┘
+    training   step 12 │ step 13 │ step 14 …
+
+Files are keyed by edge like those of one process, so any number of actors, or none, can read them.
+An actor whose machine does not see the folder hands its part to the driver, one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from treeprop_ray.data.streams import resumed
+from treeprop_ray.engine import Engine
+from treeprop_ray.errors import TrainingError
+from treeprop_ray.hosts.base import Host, State
+from treeprop_ray.run import checkpoint
+from treeprop_ray.run.storage import MANIFEST, Storage
+
+KINDS = ("weights", "optimizer")
+Written = tuple[dict[str, str], tuple[str, ...]]  # checksums by file, names of the slots
+
+_under_way: dict[tuple[str, int], Future[Written | State]] = {}  # in an actor
+_thread = ThreadPoolExecutor(1, "treeprop-writer")
+
+
+# -- in the actors --------------------------------------------------------------------------------
+
+
+def write(host: Host, storage: Storage, name: str, token: str, index: int) -> None:
+    """Begin to write the host's state as it is now."""
+    state = host.state()
+    sees = storage.sees(name, token)
+    work = partial(write_files, storage, name, index, state) if sees else lambda: state
+    _under_way[storage.at(name), index] = _thread.submit(work)
+
+
+def written(
+    host: Host, storage: Storage, name: str, index: int, _: object
+) -> Written | State | None:
+    """What was written, or the state where that is not possible; None while it is under way. `_`
+    is the answer of `write`: if that has failed, so does this."""
+    key = storage.at(name), index
+    if not _under_way[key].done():
+        return None
+    return _under_way.pop(key).result()
+
+
+def write_files(storage: Storage, name: str, index: int, state: State) -> Written:
+    """The files of one actor."""
+    sums = {}
+    for kind, tensors in zip(KINDS, state, strict=True):
+        if tensors:
+            file = f"{kind}-{index:05d}.safetensors"
+            whole = {key: t.contiguous() for key, t in tensors.items()}
+            sums[file] = storage.add(name, file, partial(save_file, whole))
+    return sums, tuple(state[1])
+
+
+def sees(host: Host, storage: Storage, step: int) -> bool:
+    """Whether the host's machine can read a checkpoint."""
+    return checkpoint.manifest(storage, step) is not None
+
+
+def read_own(storage: Storage, step: int, host: Host) -> None:
+    """Have a host take up its parts of a checkpoint, which the driver has verified."""
+    point = checkpoint.load(storage, step, verify=False)
+    host.load(point.weights, resumed(point.optimizer))
+
+
+# -- in the driver --------------------------------------------------------------------------------
+
+
+class Saving:
+    """A checkpoint under way."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        storage: Storage,
+        meta: Mapping[str, Any],
+        marks: Mapping[str, str],
+    ) -> None:
+        self.engine, self.storage, self.meta, self.marks = engine, storage, dict(meta), marks
+        self.step = meta["step"]
+        self.name = checkpoint.name_of(self.step)
+        self.asked: dict[int, Any] = {}  # questions to actors that are not answered yet
+        self.parts: dict[int, Written] = {}
+        if not checkpoint.is_ours(checkpoint.manifest(storage, self.step) or {}, marks):
+            raise TrainingError(f"{storage.at(self.name)}: is of another run, which is left alone")
+        self.begin()
+        engine.storing(self)
+
+    def begin(self) -> None:
+        """Have all actors write; again, if some were lost and all are back at the step."""
+        with checkpoint.told(self.storage, self.name):
+            token = self.storage.begin(self.name)
+        self.parts.clear()
+        self.asked.clear()
+        for index in range(self.engine.actors):
+            words = (self.storage, self.name, token, index)
+            self._ask(index, self.engine.ask(index, write, *words))
+
+    def _ask(self, index: int, begun: Any = None) -> None:
+        words = (self.storage, self.name, index, begun)
+        self.asked[index] = self.engine.ask(index, written, *words)
+
+    def arrived(self, wait: bool) -> bool:
+        """Whether all parts are written; `wait`: until they are."""
+        self.engine.guarded(partial(self._look, wait))
+        return not self.asked
+
+    def _look(self, wait: bool) -> None:
+        while self.asked:
+            for index, answer in list(self.asked.items()):
+                if not (wait or self.engine.ready([answer])):
+                    continue
+                (part,) = self.engine.get([answer])
+                if part is None:
+                    self._ask(index)
+                    continue
+                if isinstance(part[1], dict):  # the actor does not see the storage
+                    with checkpoint.told(self.storage, self.name):
+                        part = write_files(self.storage, self.name, index, part)
+                self.parts[index] = part
+                del self.asked[index]
+            if not wait:
+                break
+        if not self.asked:  # all is on disk: a loss no longer matters
+            self.engine.storing(None)
+
+    def commit(self) -> str:
+        """Make it a checkpoint; returns where it is."""
+        sums = {file: s for part, _ in self.parts.values() for file, s in part.items()}
+        slots = {name for _, names in self.parts.values() for name in names}
+        meta = json.dumps({**self.meta, "slots": checkpoint.names_digest(slots)}, indent=2)
+        with checkpoint.told(self.storage, self.name):
+            file = checkpoint.FILES[2]
+            sums[file] = self.storage.add(self.name, file, partial(_write_text, meta))
+            text = json.dumps({**sums, **self.marks}, indent=2)
+            self.storage.add(self.name, MANIFEST, partial(_write_text, text))
+            self.storage.commit(self.name)
+        return self.storage.at(self.name)
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text)
