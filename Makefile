@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint mutants clean reproduce
+.PHONY: run test lab lint mutants clean reproduce
 
 TABLE ?= mnist_table
 ARGS ?= base=mnist_d3
@@ -22,6 +22,11 @@ reproduce: $(STAMP)
 # changes one line of the core at a time; every change must make a test fail (about ten minutes)
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants.py $(ARGS_MUTANTS)
+
+# the laboratory: 100 seeded faults and the fuzz; as root also hosts in network namespaces
+lab: $(STAMP)
+	PYTHONPATH=.:tests $(BIN)/python -m lab faults=100 seed=1 to=results $(ARGS_LAB)
+	PYTHONPATH=.:tests $(BIN)/python -m lab.fuzz lines=1500 files=300 seed=1 to=results
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

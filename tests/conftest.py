@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import Phase
 from torch import Tensor, nn
 
 from treeprop_ray import engine, methods
@@ -24,6 +26,8 @@ from treeprop_ray.engine import LocalEngine
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.trainer import Trainer
 
+# for `make mutants`: that an example fails is enough, the smallest one is not looked for
+hypothesis.settings.register_profile("first_failure", phases=[Phase.explicit, Phase.generate])
 torch.set_num_threads(1)
 torch.set_num_interop_threads(1)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from treeprop_ray import cli, config
 from treeprop_ray.config import opt
-from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.errors import Terminated, TrainingError, UserError
 
 
 @dataclass
@@ -61,3 +65,75 @@ def test_exit_codes_and_lines(
     told = capsys.readouterr()
     assert out in told.out and err in told.err
     assert len(told.err.splitlines()) == (1 if err else 0)
+
+
+# -- the last line of defence -----------------------------------------------------------------
+
+
+@dataclass
+class Nothing:
+    """No settings but one."""
+
+    x: int = field(default=1, metadata={"help": "a number"})
+
+
+def ended_by(error: BaseException, *words: str) -> int:
+    def run(settings: Nothing) -> int:
+        raise error
+
+    return cli.main("doc", Nothing, lambda words: Nothing(), run, argv=list(words))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyError("lost\nkey"), 1, r"failed: KeyError: 'lost\nkey' (--debug shows more)"),
+        (RecursionError("deep"), 1, "failed: RecursionError: deep (--debug shows more)"),
+        (MemoryError(), 1, "failed: MemoryError:  (--debug shows more)"),
+        (OSError(28, "No space left"), 1, "failed: OSError: [Errno 28] No space left"),
+        (KeyboardInterrupt(), 1, "stopped; the same command continues from the last checkpoint"),
+        (Terminated("step-2"), 143, "terminated; the same command continues from step-2"),
+        (UserError("x=3: no"), 2, "error: x=3: no"),
+        (TrainingError("burnt"), 1, "failed: burnt"),
+    ],
+)
+def test_whatever_happens_is_one_line(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended_by(error) == code
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(line.partition(" (")[0])
+    assert ended_by(error, "--debug") == code
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_an_error_in_a_thread_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise ValueError("in a thread")
+
+    def run(settings: Nothing) -> None:
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+
+    assert cli.main("doc", Nothing, lambda words: Nothing(), run, argv=[]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "warning: a thread failed: ValueError('in a thread')"
+
+
+def test_sigterm_before_the_first_step_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    cleaned = []
+
+    def run(settings: Nothing) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(900)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # a second one does not disturb the way out
+            cleaned.append(True)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.main("doc", Nothing, lambda words: Nothing(), run, argv=[]) == 143
+    assert cleaned and signal.getsignal(signal.SIGTERM) is before
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("terminated; the same command continues")

@@ -67,11 +67,22 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return {k: v for p in newest.glob("*.safetensors") for k, v in load_file(p).items()}
 
 
-def test_a_residual_network_trains_alike_on_both_engines(hub: Path, local_ray: None) -> None:
-    resnet = example("resnet_cifar")
-    small = {"limit": 64, "blocks": 3, "batch": 16, "epochs": 1}
-    a, b = (resnet.main(**small, **where).network.state_dict() for where in ({}, RAY))
-    assert all(torch.equal(a[k], b[k]) for k in a)
+SMALL = {
+    "resnet_cifar": {"limit": 64, "blocks": 3, "batch": 16, "epochs": 1},
+    "finetune_hf": {"windows": 32, "layers": 3, "epochs": 1},
+    "regression": {"blocks": 3, "epochs": 2},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_trains_alike_on_both_engines(
+    name: str, request: pytest.FixtureRequest, local_ray: None
+) -> None:
+    if name == "resnet_cifar":
+        request.getfixturevalue("hub")
+    module = example(name)
+    a, b = (module.main(**SMALL[name], **where).network.state_dict() for where in ({}, RAY))
+    assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 FRONT = {"cli", "errors"}  # what commands may import beside the rooms
 # Packages that are imported where they are needed: optional, or slow and for one purpose only.
 LAZY = {
-    "datasets", "mlflow", "optuna", "pydoc_data", "ray.air.integrations", "ray.tune.search.optuna",
+    "datasets", "mlflow", "optuna", "pyarrow.parquet", "pydoc_data", "ray.air.integrations",
+    "ray.tune.search.optuna",
     "sklearn", "torchvision", "transformers", "treeprop_ray.core.vision", "wandb",
 }  # fmt: skip
 

@@ -18,6 +18,8 @@
     python -m treeprop_ray.bench gpt steps=3            # GPT-2 small: peak memory, bytes per step
     python -m treeprop_ray.bench generate run=results/runs/<name>   # drafts against plain decoding
     python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
+    python -m treeprop_ray.bench finetune               # a Hugging Face model: TreeProp and BP
+    python -m treeprop_ray.bench replicas               # trees times replicas
 
 Results go to results/bench_<name>.csv and .md with the command that made them.
 """

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from treeprop_ray.config import describe, to_yaml
-from treeprop_ray.errors import TrainingError, UserError, one_line
+from treeprop_ray.errors import (
+    TERMINATED,
+    Terminated,
+    TrainingError,
+    UserError,
+    one_line,
+    place_of,
+)
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
 
@@ -23,46 +35,100 @@ def main(
     argv: Sequence[str] | None = None,
     flags: Mapping[str, Callable[[Any], int | None]] | None = None,
 ) -> int:
-    """Run a command and return its exit code: 0 done, 1 failed run, 2 bad input.
+    """Run a command and return its exit code: 0 done, 1 failed run, 2 bad input, 143 terminated.
 
+    Whatever happens is one line; --debug shows the traceback too.
     `show` may add to what --cfg prints; `flags` are what the command can do instead of running.
     """
-    instead = flags or {}
     words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
     try:
-        if "--help" in words or "-h" in words:
-            said = [w for w in words if not w.startswith("-")]
-            print(
-                help_text(doc, load(said) if said else schema(), "values" if said else "defaults")
-            )
-            return DONE
-        given = [w for w in words if w.startswith("-")]
-        for other in given:
-            if other not in ("--cfg", *instead):
-                known = ", ".join(["--help", "--cfg", *instead])
-                raise UserError(f"{other}: unknown flag; known: {known}; settings are key=value")
-        settings = load([w for w in words if not w.startswith("-")])
-        if given and given[0] in instead:
-            return instead[given[0]](settings) or DONE
-        if given:
-            print(to_yaml(settings), end="")
-            if show and (more := show(settings)):
-                print(more)
-            return DONE
-        return run(settings) or DONE
-    except UserError as e:
-        print(f"error: {one_line(e)}", file=sys.stderr)
-        return BAD_INPUT
-    except TrainingError as e:
-        print(f"failed: {one_line(e)}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt as e:
-        last = f"{e}" or "the last checkpoint"
-        print(f"stopped; the same command continues from {last}", file=sys.stderr)
-        return FAILED
+        with _signals(debug):
+            return _run(doc, schema, load, run, show, words, flags or {})
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except (Exception, KeyboardInterrupt, Terminated) as e:
+        if debug:
+            traceback.print_exc()
+        line, code = told(e)
+        with contextlib.suppress(OSError):  # a standard error that is full or closed
+            print(line, file=sys.stderr, flush=True)
+        return code
+
+
+def told(error: BaseException) -> tuple[str, int]:
+    """The one line and the exit code in which an error ends a command."""
+    if isinstance(error, UserError):
+        return f"error: {one_line(error)}", BAD_INPUT
+    if isinstance(error, TrainingError):
+        return f"failed: {one_line(error)}", FAILED
+    if isinstance(error, Terminated):
+        last = error.saved or "the last checkpoint"
+        return f"terminated; the same command continues from {last}", TERMINATED
+    if isinstance(error, KeyboardInterrupt):
+        last = f"{error}" or "the last checkpoint"
+        return f"stopped; the same command continues from {last}", FAILED
+    text = " ".join(str(error).split())  # nobody has foreseen it: the last line of defence
+    where = place_of(error)
+    return one_line(
+        Exception(f"failed: {type(error).__name__}: {text}{where} (--debug shows more)")
+    ), FAILED
+
+
+def _run(
+    doc: str,
+    schema: type,
+    load: Callable[[Sequence[str]], Any],
+    run: Callable[[Any], int | None],
+    show: Callable[[Any], str] | None,
+    words: Sequence[str],
+    instead: Mapping[str, Callable[[Any], int | None]],
+) -> int:
+    if "--help" in words or "-h" in words:
+        said = [w for w in words if not w.startswith("-")]
+        print(help_text(doc, load(said) if said else schema(), "values" if said else "defaults"))
+        return DONE
+    given = [w for w in words if w.startswith("-")]
+    for other in given:
+        if other not in ("--cfg", *instead):
+            known = ", ".join(["--help", "--cfg", *instead, "--debug"])
+            raise UserError(f"{other}: unknown flag; known: {known}; settings are key=value")
+    settings = load([w for w in words if not w.startswith("-")])
+    if given and given[0] in instead:
+        return instead[given[0]](settings) or DONE
+    if given:
+        print(to_yaml(settings), end="")
+        if show and (more := show(settings)):
+            print(more)
+        return DONE
+    return run(settings) or DONE
+
+
+@contextlib.contextmanager
+def _signals(debug: bool) -> Iterator[None]:
+    """SIGTERM ends the command in order; an error in a thread is one line."""
+    hook, main = threading.excepthook, threading.current_thread() is threading.main_thread()
+
+    def said(args: threading.ExceptHookArgs) -> None:
+        if debug:
+            hook(args)
+        elif not type(args.thread).__module__.startswith("tensorboard"):  # told where it writes
+            print(f"warning: a thread failed: {args.exc_value!r}", file=sys.stderr, flush=True)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the way out is not interrupted again
+        raise Terminated
+
+    threading.excepthook = said
+    before = signal.signal(signal.SIGTERM, terminate) if main else None
+    try:
+        yield
+    finally:
+        threading.excepthook = hook
+        if main:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def help_text(doc: str, settings: Any, column: str = "defaults") -> str:

@@ -5,6 +5,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+TERMINATED = 128 + 15  # the exit code after SIGTERM
+
 
 class UserError(Exception):
     """Names the key, the value and what is allowed. Ends the command with exit code 2."""
@@ -16,6 +18,14 @@ class TrainingError(Exception):
 
 class ActorLost(TrainingError):
     """An actor, its process or its machine died; the engine recovers from it."""
+
+
+class Terminated(SystemExit):
+    """SIGTERM, with what the run goes on from. Ends the command with one line and code 143."""
+
+    def __init__(self, saved: str = "") -> None:
+        super().__init__(TERMINATED)
+        self.saved = saved
 
 
 def first_line(error: BaseException) -> str:

@@ -38,6 +38,7 @@ class EvaluateSettings:
     path: Any = opt("all", "all, full, spine-k, or indices such as [0,4,6,7,8]")
     split: str = opt("test", "which split", choices=["train", "validation", "test"])
     data_root: str | None = opt(None, "hub folder, if it has moved since the run")
+    storage: str = opt("", "where the checkpoints lie, if config.yaml of the run names a URL")
 
 
 def load(words: Sequence[str]) -> EvaluateSettings:
@@ -65,7 +66,7 @@ def run(settings: EvaluateSettings) -> None:
     from treeprop_ray.run.reading import open_run
 
     s = settings
-    of_run, samples, point, network = open_run(s.run, s.checkpoint, s.data_root)
+    of_run, samples, point, network = open_run(s.run, s.checkpoint, s.data_root, s.storage)
     batches = samples.batches(s.split)
     if s.mode == "adaptive":
         outcomes, fixed = adaptive.outcomes(network, of_run, batches, s.threshold)

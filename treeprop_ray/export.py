@@ -38,6 +38,7 @@ class ExportSettings:
     )
     to: str = opt("", "target folder; default: <run>/export/<path>")
     data_root: str | None = opt(None, "hub folder, if it has moved since the run")
+    storage: str = opt("", "where the checkpoints lie, if config.yaml of the run names a URL")
 
 
 def load(words: Sequence[str]) -> ExportSettings:
@@ -61,7 +62,7 @@ def run(settings: ExportSettings) -> None:
     is_hf = settings.format == "hf"
     if is_hf and (of := run_settings(settings.run)).model.name != "gpt":
         raise UserError(f"format=hf: the run has model.name={of.model.name}; needs gpt")
-    opened = open_run(settings.run, settings.checkpoint, settings.data_root)
+    opened = open_run(settings.run, settings.checkpoint, settings.data_root, settings.storage)
     of_run, samples, point, network = opened
     text = as_path_text(settings.path)
     method = methods.of(of_run)

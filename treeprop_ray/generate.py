@@ -36,6 +36,7 @@ class GenerateSettings:
     top_k: int = opt(0, "draw from so many most probable tokens only; 0 = all", low=0)
     seed: int = opt(1, "seed of the draws", low=0, high=2**31 - 1)
     data_root: str | None = opt(None, "hub folder with GPT-2's tokenizer, if it has moved")
+    storage: str = opt("", "where the checkpoints lie, if config.yaml of the run names a URL")
 
 
 def load(words: Sequence[str]) -> GenerateSettings:
@@ -57,7 +58,7 @@ def run(settings: GenerateSettings) -> None:
     from treeprop_ray.inference.paths import as_path_text
 
     s = settings
-    decoder, tokenizer, _ = open_language_model(s.run, s.checkpoint, s.data_root)
+    decoder, tokenizer, _ = open_language_model(s.run, s.checkpoint, s.data_root, s.storage)
     chain, sampler = decoder(as_path_text(s.path)), Sampler(s.temperature, s.top_k)
     short = decoder(as_path_text(s.draft)) if s.draft else None
     (prompt,) = tokenizer.encode([s.prompt])

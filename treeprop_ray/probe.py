@@ -40,6 +40,7 @@ class ProbeSettings:
     draws: int = opt(16, "draws from q per sample for the bound F; 0 = leave it out", low=0)
     engine: str = opt("local", "one process, or the run's Ray actors", choices=["local", "ray"])
     data_root: str | None = opt(None, "hub folder, if it has moved since the run")
+    storage: str = opt("", "where the checkpoints lie, if config.yaml of the run names a URL")
 
 
 def load(words: Sequence[str]) -> ProbeSettings:
@@ -62,7 +63,7 @@ def run(settings: ProbeSettings) -> None:
     s = settings
     if s.mode == "measure":
         for text in probing.probe_run(
-            s.run, s.checkpoint, s.batches, s.draws, s.engine, s.data_root
+            s.run, s.checkpoint, s.batches, s.draws, s.engine, s.data_root, s.storage
         ):
             print(text)
         return

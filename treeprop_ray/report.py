@@ -52,6 +52,8 @@ def run(settings: ReportSettings) -> None:
     from treeprop_ray.sweep.report import names, write_sweep
 
     out = Path(settings.out)
+    if not out.is_dir():
+        raise UserError(f"out={settings.out}: no such folder")
     if settings.sweep:
         print(write_sweep(settings.sweep, settings.storage, out))
         return

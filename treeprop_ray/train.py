@@ -6,8 +6,8 @@
     python -m treeprop_ray.train experiment=mnist_d3 method=cff         # forward-forward
 
 The same command again continues an interrupted run. Flags: --help (with words: the values that
-apply then), --cfg (print the resolved settings, with engine=ray the placement of every node too,
-and stop).
+apply then), --cfg (print the resolved settings, what a step costs, with engine=ray the placement of
+every node too, and stop), --debug (what went wrong with its traceback, not only in one line).
 """
 
 from __future__ import annotations
@@ -45,31 +45,16 @@ def run(settings: Settings) -> int:
     return cli.DONE
 
 
-def show_plan(settings: Settings) -> str:
-    """What --cfg adds for the Ray engine: where every node would live on this machine."""
-    if settings.engine != "ray":
-        return ""
-    from treeprop_ray import data, methods
-    from treeprop_ray.engine import runtime
-    from treeprop_ray.reporting.tables import columns
+def show(settings: Settings) -> str:
+    """What --cfg adds: what a step costs, and for the Ray engine where every node would live."""
+    from treeprop_ray.reporting.preview import cost_of, placement_of
 
-    method, cluster = methods.of(settings), runtime.cluster_of(settings.ray)
-    recipe = method.network(settings, data.load(settings).shape)
-    tree = method.tree(settings)
-    plan = method.plan(settings, tree, cluster)
-    device = f"{plan.gpus:g} GPU" if plan.gpus else f"{plan.cpus:g} CPU"
-    rows = [["node", "level", "actor", "device", "parameters"]]
-    for resident in method.residents(settings, plan, tree):
-        count = sum(map(recipe.count_parameters, resident.parts))
-        actor = plan.names[resident.host]
-        rows.append([resident.node, resident.level, actor, device, f"{count:,}"])
-    lines = [f"placement on {cluster}:", *columns(rows, str.rjust).splitlines()]
-    return "\n".join(f"# {line}" for line in lines)
+    return "\n".join(filter(None, (cost_of(settings), placement_of(settings))))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m treeprop_ray.train`."""
-    return cli.main(__doc__ or "", Settings, load, run, show_plan, argv)
+    return cli.main(__doc__ or "", Settings, load, run, show, argv)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from treeprop_ray.benchmarks import cost_model as model
 from treeprop_ray.benchmarks import plan
+from treeprop_ray.core.grouping import grouping
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
+from treeprop_ray.schedule.cost import tree_cost
 from treeprop_ray.schedule.ops import Layout
 from treeprop_ray.schedule.tree import one_step
 
@@ -37,6 +40,21 @@ def test_one_device_does_all_the_work_in_a_row() -> None:
     assert chain.seconds == pytest.approx(3 * (7 * block + head)) and chain.moved == 0
     alone = model.tree_step(net, Layout.single(Tree(8)), 1, FLAT, FAST, FREE)
     assert alone.seconds == pytest.approx(3 * (11 * block + head)) and alone.moved == 0
+
+
+def test_layers_of_a_block_are_priced() -> None:
+    """On a device for every node the price of unit layers is the critical path; the fullest device
+    has the layers of two blocks. Without groups it is the network as before."""
+    coarse = model.Network(8, vocabulary=0, grouping=grouping([2, 2, 3], 2))
+    tree, block = coarse.tree, block_seconds(coarse)
+    layout = Layout({n: n for n in tree.nodes})
+    seconds = model.tree_step(coarse, layout, 1, FLAT, FAST, FREE).seconds
+    assert seconds == pytest.approx(1.5 * tree_cost(tree, Rule(objective="node")).path * block)
+    graph = 2 * coarse.graph_bytes(64)  # the auxiliary block waits for its adjoint
+    fullest = max(4 * model.TRAIN_BYTES * coarse.block_parameters, graph)
+    assert model.tree_memory(coarse, layout, 1) >= fullest
+    fine = model.Network(8, grouping=grouping([1] * 7))
+    assert fine == model.Network(8) and fine.tree.N == 8
 
 
 @pytest.mark.parametrize("pieces", [1, 4, 16])
@@ -127,3 +145,15 @@ def test_plan_writes_both_tables(
     checks = plan.read(str(tmp_path), "bench_plan_check")
     (fitted,) = [r for r in checks if "fitted" in r["run"]]
     assert float(fitted["predicted / measured"]) == pytest.approx(1, abs=1e-3)
+
+
+def test_copies_divide_the_batch_and_pay_for_the_exchange() -> None:
+    net, link, tree = model.Network(36), plan.LINKS[-1], Tree(36)
+    rest = (plan.DEVICE, link, FREE)
+    one, four = (model.copies_step(net, 64, copies, 1, *rest) for copies in (1, 4))
+    layout = model.layout_for(tree, 16)
+    share = model.tree_step(replace(net, batch=16), layout, 1, *rest)
+    assert share.seconds < four.seconds < one.seconds
+    most = 4 * max(model.host_parameters(net, layout).values())
+    exchange = 1.5 * most / link.bandwidth + 2 * link.latency
+    assert four.seconds - share.seconds == pytest.approx(exchange)

@@ -53,7 +53,9 @@ def test_the_token_is_on_and_the_dashboard_on_loopback(name: str) -> None:
     for part in ("head", "worker"):
         starts = [c for c in config[f"{part}_start_ray_commands"] if "ray start" in c]
         assert len(starts) == 1 and "RAY_AUTH_MODE=token ray start" in starts[0]
-    assert "--dashboard-host=127.0.0.1" in config["head_start_ray_commands"][-1]
+    head = config["head_start_ray_commands"][-1]
+    assert "--dashboard-host=127.0.0.1" in head
+    assert "RAY_task_events_max_num_task_in_gcs=5000" in head
     assert config["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     text = (CLUSTERS / name).read_text()
     assert not re.search(r"0\.0\.0\.0|AUTH_MODE=disabled", text)
@@ -77,6 +79,20 @@ def test_the_package_is_installed_from_what_is_mounted_under_the_constraints(nam
     installs = [c for c in config["setup_commands"] if "pip install" in c]
     assert all("--constraint ~/treeprop/constraints.txt ~/treeprop" in c for c in installs)
     assert len(installs) == 1
+
+
+@pytest.mark.parametrize("name", [*LAUNCHER, "kuberay.yaml"])
+def test_every_file_says_who_keeps_outsiders_from_the_metrics(name: str) -> None:
+    """Their port asks for no token and listens on every address."""
+    assert "ask for no token" in (CLUSTERS / name).read_text()
+    if name == "kuberay.yaml":
+        policy = kube("NetworkPolicy")["spec"]
+        assert policy["policyTypes"] == ["Ingress"] and len(policy["ingress"]) == 1
+    else:
+        starts = [
+            c for part in ("head", "worker") for c in read(name)[f"{part}_start_ray_commands"]
+        ]
+        assert sum("--metrics-export-port=8090" in c for c in starts) == 2
 
 
 def test_ray_makes_no_open_security_group() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import Result
 
-from treeprop_ray import config
+from treeprop_ray import config, methods
+from treeprop_ray.errors import UserError
 
 Command = Callable[..., Result]
 
@@ -106,6 +107,49 @@ def test_a_bad_experiment_file_is_named(
 def test_every_shipped_experiment_loads(path: Path) -> None:
     settings = config.load([f"experiment={path.stem}"])
     assert settings.experiment == path.stem
+
+
+BASES = ["mnist_d3", "cifar10_vit", "text_small", "smnist_gru", "cifar10_cff"]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_literal_readings_are_laid_over_an_experiment(base: str) -> None:
+    plain = {k: v for k, _, v in config.walk(config.load([f"experiment={base}"]))}
+    literal = config.load([f"experiment={base}+literal", "lr=0.5"])
+    over = {k for k, _, v in config.walk(literal) if v != plain[k]}
+    switches = {"input", "ce_at", "reduction", "bernoulli", "levels", "correction", "time.loss",
+                "time.gradient", "data.augment_group", "experiment", "lr"}  # fmt: skip
+    assert switches <= over <= switches | {"objective", "weights.right", "chain_lr"}
+    assert methods.checked(literal).experiment == f"{base}+literal"
+    assert config.run_name(literal).startswith(f"{base}+literal-")
+
+
+def test_files_are_laid_over_each_other_from_left_to_right(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.yaml", tmp_path / "b+c.yaml"
+    first.write_text("lr: 0.1\nmodel: {hidden: 5, blocks: 3}\n")
+    second.write_text("model: {hidden: 6}\n")
+    both = config.load([f"experiment=digits+{first}"])
+    assert (both.lr, both.model.hidden, both.batch) == (0.1, 5, 64)
+    assert config.run_name(both).startswith("digits+a-")
+    assert config.load([f"experiment={second}"]).model.hidden == 6  # one file
+    with pytest.raises(UserError, match="experiment=nothing: one of"):
+        config.load(["experiment=digits+nothing"])
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["model.activation=tanh", "alpha=1", "reduction=sigma"], "sigma above 0"),
+        (["alpha=1"], "alpha + beta = 1, or bernoulli=literal"),
+        (["input=z"], "input=z: one of mean, sample"),
+        (["correction=unit"], "one of mean, vjp, normalised, clipped"),
+        (["data.augment_group=0"], "data.augment_group=0: must be at least 1"),
+    ],
+)
+def test_readings_that_make_no_sense_are_one_line(words: list[str], part: str) -> None:
+    with pytest.raises(UserError) as refused:
+        methods.checked(config.load(words))
+    assert part in str(refused.value)
 
 
 def test_the_mnist_experiments_have_the_papers_settings() -> None:

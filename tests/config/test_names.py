@@ -101,5 +101,7 @@ def test_other_names_are_refused(key: str, value: str) -> None:
 def test_closed_lists_stay_closed() -> None:
     with pytest.raises(UserError, match=r"^transport=nccl: no longer there \(.*use stream\)$"):
         config.load(["transport=nccl"])
-    with pytest.raises(UserError, match=r"^correction=own:mine: one of mean, vjp$"):
+    with pytest.raises(
+        UserError, match=r"^correction=own:mine: one of mean, vjp, normalised, clipped$"
+    ):
         config.load(["correction=own:mine"])

@@ -12,17 +12,18 @@ ORDER = """
 experiment name out fresh init_from init_strict resume_with_changes seed method
 engine placement hosts head_copies cpus_per_actor gpus_per_actor strategy transport in_flight
 snapshot_every
-max_failures wave_timeout timeline_steps ray device precision threads microbatches recompute
-compile compile_backend
+max_failures elastic wave_timeout timeline_steps ray device precision threads microbatches
+replicas shard_optimizer reduce recompute compile compile_backend
 epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_norms momentum
-betas eps schedule warmup clip patience
-split family objective alpha beta correction correction_scale sigma noise_schedule mc_samples
-target_gradient detach_levels weights
+betas eps schedule warmup clip finish finish_path patience
+split family objective alpha beta correction correction_scale input ce_at reduction
+bernoulli levels sigma noise_schedule mc_samples target_gradient detach_levels weights
 model data time probe cff loss
 log_every loggers wandb mlflow eval_every eval_test checkpoint_every storage keep_last keep_best
 """
 
 MAY_DIFFER = """
+elastic shard_optimizer
 data.epoch_steps name out fresh engine device threads log_every checkpoint_every keep_last
 keep_best epochs steps data.root experiment placement hosts head_copies cpus_per_actor
 gpus_per_actor strategy transport in_flight timeline_steps snapshot_every max_failures
@@ -47,6 +48,7 @@ def test_what_may_differ_when_a_run_is_taken_up_again() -> None:
         ([], True),
         (["schedule=cosine"], False),
         (["warmup=0.1"], False),
+        (["finish=0.1"], False),
         (["method=cff"], False),
         (["method=bp"], True),
         (["cff.head_share=0.5"], True),

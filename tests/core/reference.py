@@ -1,4 +1,4 @@
-"""The objectives from the formulas alone; all gradients are autograd's, means over all elements."""
+"""The objectives from the formulas alone; all gradients are autograd's."""
 
 import math
 from typing import Any
@@ -12,11 +12,43 @@ def through(p: Tensor, least: float = 1e-6) -> Tensor:
     return p + (p.clamp(least, 1 - least) - p).detach()
 
 
-def distance(q: Tensor, p: Tensor, family: str) -> Tensor:
-    if family == "gaussian":
-        return (q - p).pow(2).mean()
+def distance(q: Tensor, p: Tensor, o: dict[str, Any]) -> Tensor:
+    """Of two means, element by element."""
+    if o["family"] == "gaussian":
+        return (q - p).pow(2)
     q, p = through(q), through(p)
-    return (q * torch.log(q / p) + (1 - q) * torch.log((1 - q) / (1 - p))).mean()
+    crossed = -q * torch.log(p) - (1 - q) * torch.log(1 - p)
+    entropy = -q * torch.log(q) - (1 - q) * torch.log(1 - q)
+    return crossed if o["bernoulli"] == "literal" else crossed - entropy
+
+
+def reduced(d: Tensor, o: dict[str, Any]) -> Tensor:
+    """Mean over all elements; or the KL: its sum for a label, q with half the variance of p."""
+    if o["reduction"] == "mean":
+        return d.mean()
+    each = d.sum() / (len(d) * o["labels_per_sample"])
+    return each / (2 * 2 * o["sigma"] ** 2) if o["family"] == "gaussian" else each
+
+
+def push_of(
+    o: dict[str, Any], mu_fwd: Tensor, hat: Tensor, z_r: Tensor | None, y: Tensor
+) -> Tensor:
+    """The correction; z_r is None where the right end is the label."""
+    mean = nn.functional.cross_entropy(hat, y) if z_r is None else distance(z_r, hat, o).mean()
+    ascent = -torch.autograd.grad(mean, mu_fwd, retain_graph=True)[0]
+    if z_r is None:
+        product = ascent * len(y)
+    else:
+        product = torch.autograd.grad(hat, mu_fwd, (z_r - hat).detach(), retain_graph=True)[0]
+    scale = o["correction_scale"]
+    if o["correction"] == "mean":
+        return scale * o["mc_samples"] * ascent
+    if o["correction"] == "vjp":
+        return scale * product
+    push = ascent if o["correction"] == "normalised" else product
+    long, longest = (t.detach().pow(2).sum(1, keepdim=True).sqrt() for t in (push, scale * mu_fwd))
+    cut = long > (0 if o["correction"] == "normalised" else longest)
+    return torch.where(cut, push * longest / long, push)
 
 
 def tree_loss(net: Any, o: dict[str, Any], x: Tensor, y: Tensor, draw: Any) -> Tensor:
@@ -32,49 +64,53 @@ def tree_loss(net: Any, o: dict[str, Any], x: Tensor, y: Tensor, draw: Any) -> T
             ends = [z[i].detach() if o["detach_levels"] and i else z[i] for i in (l, r) if i < N]
             z_l, z_r = ends[0], ends[1] if r < N else None
             mu_fwd = net.block((l, n))(z_l)
-            hat = net.block((n, r))(mu_fwd)
-            if z_r is None:
-                loss = nn.functional.cross_entropy(hat, y)
-                weight = o["ce"] * (r - l == 2 or o["objective"] == "node_all_ce")
-            else:
-                loss = distance(z_r if o["target_gradient"] else z_r.detach(), hat, o["family"])
-                weight = o["right"] * (o["objective"] != "final_ce")
-            push = torch.zeros_like(mu_fwd)
-            if o["beta"] > 0 and o["correction"] == "vjp" and z_r is not None:
-                error = (z_r - hat).detach()
-                push = torch.autograd.grad(hat, mu_fwd, error, retain_graph=True)[0]
-            elif o["beta"] > 0:
-                rows = len(y) if o["correction"] == "vjp" else o["mc_samples"]
-                push = -rows * torch.autograd.grad(loss, mu_fwd, retain_graph=True)[0]
-            push = o["beta"] * o["correction_scale"] * push.detach()
+            push, fixed = torch.zeros_like(mu_fwd), None if z_r is None else z_r.detach()
+            if o["beta"] > 0:
+                push = o["beta"] * push_of(o, mu_fwd, net.block((n, r))(mu_fwd), fixed, y).detach()
             mu = o["alpha"] * mu_fwd + push
-            if o["family"] == "bernoulli":
+            if o["family"] == "bernoulli" and o["bernoulli"] == "kl":
                 mu = through(mu_fwd + push) if o["beta"] > 0 else mu_fwd
+            elif o["family"] == "bernoulli" and o["beta"] > 0:
+                mu = through(mu)
             wide = math.sqrt(2 ** (depth - s)) if o["noise_schedule"] == "depth" else 1.0
             z[n] = mu + o["sigma"] * wide * draw(mu, n) if o["sigma"] > 0 else mu
-            own = distance(mu if o["target_gradient"] else mu.detach(), mu_fwd, o["family"])
-            total = total + weight * loss + o["own"] * (o["objective"] != "final_ce") * own
+            at = {"mean": mu_fwd, "sample": z[n]}
+            terms = o["objective"] != "final_ce"
+            if z_r is None:
+                loss = nn.functional.cross_entropy(net.block((n, r))(at[o["ce_at"]]), y)
+                weight = o["ce"] * (r - l == 2 or o["objective"] == "node_all_ce")
+            else:
+                target = z_r if o["target_gradient"] else z_r.detach()
+                loss = reduced(distance(target, net.block((n, r))(at[o["input"]]), o), o)
+                weight = o["right"] * terms * (o["levels"] == "all" or r - n == 1)
+            target = mu if o["target_gradient"] else mu.detach()
+            own = o["own"] * terms * (o["levels"] == "all" or n - l == 1)
+            total = total + weight * loss + own * reduced(distance(target, mu_fwd, o), o)
         level = below
     return total
 
 
-def time_loss(net: Any, x: Tensor, y: Tensor, K: int = 0, lam: float = 0.0) -> Tensor:
+def time_loss(
+    net: Any, x: Tensor, y: Tensor, K: int = 0, lam: float = 0.0, loss: str = "mean",
+    gradient: str = "both",
+) -> Tensor:  # fmt: skip
     """N = 2**D symbols; cell f_d for the nodes of depth d, K consistency sweeps of f_0."""
     N, f, total = x.shape[1], net.parts(), torch.zeros((), dtype=x.dtype)
     h = {0: x.new_zeros(len(x), f["readout"].in_features)}
     for d in reversed(range(net.depth)):
         nodes, w = range(2**d, N, 2 ** (d + 1)), 2**d
         new = {n: f[f"f{d}"](x[:, n - w : n].flatten(1), h[n - w].detach()) for n in nodes}
-        hats = {n: f[f"f{d}"](x[:, n : n + w].flatten(1), new[n]) for n in nodes}
+        read = {n: state.detach() if gradient == "one" else state for n, state in new.items()}
+        hats = {n: f[f"f{d}"](x[:, n : n + w].flatten(1), read[n]) for n in nodes}
         for n in nodes:
             if n + w == N:
                 total = total + nn.functional.cross_entropy(f["readout"](hats[n]), y)
             else:
                 error = (hats[n] - h[n + w].detach()).pow(2).sum(1)
-                total = total + error.mean() / (len(nodes) - 1)
+                total = total + error.mean() / (len(nodes) - 1 if loss == "mean" else 1)
         h |= new
     tree = swept = {t: state.detach() for t, state in h.items()}
     for _ in range(K):
         swept = {0: tree[0], **{t: f["f0"](x[:, t - 1], swept[t - 1].detach()) for t in tree if t}}
-    apart = [(swept[t] - tree[t]).pow(2).sum(1).mean() for t in tree if t]
-    return total + lam * torch.stack(apart).mean() if K else total
+    apart = torch.stack([(swept[t] - tree[t]).pow(2).sum(1).mean() for t in tree if t])
+    return total + lam * (apart.mean() if loss == "mean" else apart.sum()) if K else total

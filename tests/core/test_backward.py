@@ -1,5 +1,7 @@
 """The claim everything rests on: adjoint waves give the gradients of one autograd backward."""
 
+from typing import Any
+
 import pytest
 import torch
 from conftest import local_engine, tiny_batches, tiny_network
@@ -20,7 +22,11 @@ def rules(family: str) -> st.SearchStrategy[Rule]:
     common = {
         "family": st.just(family),
         "objective": st.sampled_from(["final_ce", "node", "node_all_ce"]),
-        "correction": st.sampled_from(["mean", "vjp"]),
+        "correction": st.sampled_from(["mean", "vjp", "normalised", "clipped"]),
+        "input": st.sampled_from(["mean", "sample"]),
+        "ce_at": st.sampled_from(["mean", "sample"]),
+        "levels": st.sampled_from(["all", "finest"]),
+        "labels_per_sample": st.sampled_from([1, 2]),
         "correction_scale": st.sampled_from([1.0, 0.3]),
         "target_gradient": st.booleans(),
         "detach_levels": st.booleans(),
@@ -29,14 +35,31 @@ def rules(family: str) -> st.SearchStrategy[Rule]:
         "ce": st.sampled_from([0.9, 1.0]),
     }
     if family == "bernoulli":
-        return beta.flatmap(
+        common["reduction"] = st.sampled_from(["mean", "sigma"])
+        ours = beta.flatmap(
             lambda b: st.builds(Rule, alpha=st.just(1 - b), beta=st.just(b), **common)
         )
+        literal = st.builds(
+            Rule,
+            alpha=st.sampled_from([0.5, 1.0]),
+            beta=beta,
+            bernoulli=st.just("literal"),
+            **common,
+        )
+        return ours | literal
+    noise = st.sampled_from([(0.0, "mean"), (0.1, "mean"), (0.1, "sigma")])
+    return noise.flatmap(lambda pair: gaussian_rules(beta, *pair, common))
+
+
+def gaussian_rules(
+    beta: st.SearchStrategy[float], sigma: float, reduction: str, common: dict[str, Any]
+) -> st.SearchStrategy[Rule]:
     return st.builds(
         Rule,
         alpha=st.sampled_from([0.0, 0.6, 1.0]),
         beta=beta,
-        sigma=st.sampled_from([0.0, 0.1]),
+        sigma=st.just(sigma),
+        reduction=st.just(reduction),
         noise_schedule=st.sampled_from(["depth", "flat"]),
         mc_samples=st.sampled_from([1, 2]),
         **common,

@@ -220,3 +220,21 @@ def test_metrics_of_ones_own_are_scored_beside_the_loss(
     assert full["mae"] == pytest.approx(float(error.mean()), rel=1e-5)
     assert full["largest"] == pytest.approx(float(error.max()), rel=1e-5)
     assert watch.summary["final"]["validation"]["spine-1"].keys() == full.keys()
+
+
+def test_metrics_of_torchmetrics_are_taken() -> None:
+    import treeprop_ray.core.vision  # torchmetrics imports torchvision
+
+    torchmetrics = pytest.importorskip("torchmetrics")
+    net, x, y, words = task("mse")
+    metrics = {"mae": torchmetrics.MeanAbsoluteError(), "r2": torchmetrics.R2Score()}
+    scores = treeprop_ray.fit(
+        net, x, y, validation=(x, y), metrics=metrics, epochs=1, batch=16, **words
+    ).scores["validation"]
+    with torch.no_grad():
+        out = net(x)
+        mean = torchmetrics.functional.mean_absolute_error(out, y)
+        r2 = torchmetrics.functional.r2_score(out, y)
+    assert scores["full"]["mae"] == pytest.approx(float(mean), rel=1e-5)
+    assert scores["full"]["r2"] == pytest.approx(float(r2), rel=1e-4)
+    assert scores["spine-1"]["mae"] != scores["full"]["mae"]  # reset between paths

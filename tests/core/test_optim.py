@@ -56,6 +56,21 @@ def test_the_global_norm_does_not_depend_on_who_tells_it() -> None:
     assert one == two == math.sqrt(sum(norms[k] for k in sorted(norms)))
 
 
+@pytest.mark.parametrize(("each", "moved"), [(False, (3.0, 4.0)), (True, (5.0, 5.0))])
+def test_clipping_shrinks_to_the_norm_of_all_parts_or_of_each(
+    each: bool, moved: tuple[float, float]
+) -> None:
+    parts = {name: nn.Linear(1, 1, bias=False) for name in ("0-1", "1-2")}
+    rule = OptimizerRule(kind="sgd", lr=1.0, momentum=0.0, clip=5.0, clip_each=each)
+    optimizer = PartOptimizer(parts, rule)
+    before = {name: part.weight.item() for name, part in parts.items()}
+    for part, gradient in zip(parts.values(), (30.0, 40.0), strict=True):  # their norm is 50
+        part.weight.grad = torch.full((1, 1), gradient)
+    optimizer.step(0, [optimizer.square_norms()])
+    steps = [before[name] - part.weight.item() for name, part in parts.items()]
+    assert steps == pytest.approx(moved, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -153,6 +153,122 @@ def test_the_waves_with_context_are_autograd() -> None:
         torch.testing.assert_close(p.detach(), expected[name], rtol=1e-4, atol=1e-6)
 
 
+class Pair(nn.Module):
+    """A stem of words and their sum; both go on along the chain, with or without a context."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.tokens = kind, nn.Embedding(9, W)
+
+    def forward(self, x: Tensor) -> Any:
+        words = self.tokens(x)
+        state: Any = {"words": words, "sum": words.sum(1), "size": words.mean((1, 2))}
+        if self.kind == "dict":
+            return state
+        return tuple(state.values()), {"mask": x != 0}
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.sum = nn.Linear(W, W), nn.Linear(W, W)
+
+    def forward(self, state: Any, mask: Tensor | None = None) -> Any:
+        named = state if isinstance(state, dict) else dict(zip("abc", state, strict=True))
+        words, sum_, size = named.values() if mask is None else state
+        words = words + self.words(words + sum_[:, None]).tanh() * size[:, None, None]
+        sum_ = sum_ + self.sum(words if mask is None else words * mask[..., None]).tanh().mean(1)
+        if mask is not None:
+            return words, sum_, size + 1
+        return {"words": words, "sum": sum_, "size": size + 1}
+
+
+class Ends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(W, 3)
+
+    def forward(self, state: Any) -> Tensor:
+        out: Tensor = self.linear(state["sum"] if isinstance(state, dict) else state[1])
+        return out
+
+
+def pairs(kind: str) -> TreeNetwork:
+    torch.manual_seed(0)
+    chain = [Both() for _ in range(3)]
+    return TreeNetwork.from_blocks(Pair(kind), chain, Ends(), example=X[:2])
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple"])
+def test_states_of_several_tensors_are_packed_on_both_engines(kind: str, local_ray: None) -> None:
+    net = pairs(kind)
+    here, there = (trained(n, **PACKED, **w) for n, w in ((net, {}), (pairs(kind), RAY)))
+    assert all(torch.equal(here.weights[k], there.weights[k]) for k in here.weights)
+    assert here.summary["final"] == there.summary["final"]
+    start = dict(pairs(kind).named_parameters())
+    for name, p in net.named_parameters():  # both tensors of a state have a gradient
+        assert kind == "tuple" or not torch.equal(p, start[name]), name
+    chain = net.chain().eval()
+    with torch.no_grad():
+        state, more = (net.stem.stem(X), {}) if kind == "dict" else net.stem.stem(X)
+        for i in range(3):
+            state = net.block((i, i + 1)).block(state, **more)
+        expected = net.block(net.tree.head).head(state)
+        assert torch.equal(chain(X), expected)
+    program = torch.export.export(chain, (X[:2],), dynamic_shapes=({0: torch.export.Dim("n")},))
+    torch.testing.assert_close(program.module()(X), expected)
+
+
+class Named(Block):
+    """As a layer that returns a dict."""
+
+    def __init__(self, name: str = "hidden_states") -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, z: Tensor, mask: Tensor, scale: Tensor | None = None) -> Any:
+        z, mean = super().forward(z, mask, scale)
+        return {"mean": mean, self.name: z}
+
+
+def test_a_dict_has_its_state_under_a_known_name(local_ray: None) -> None:
+    def net(block: type[Block]) -> TreeNetwork:
+        torch.manual_seed(0)
+        return TreeNetwork.from_blocks(
+            Stem("dict"), [block() for _ in range(3)], Head(), example=X[:2]
+        )
+
+    words = {**PACKED, "epochs": 1}
+    expected = trained(net(Block), **words).weights
+    for where in ({}, RAY):
+        weights = trained(net(Named), **words, **where).weights
+        assert all(torch.equal(weights[k], expected[k]) for k in expected)
+
+
+def test_states_that_cannot_be_packed_are_one_line() -> None:
+    def build(stem: nn.Module, block: nn.Module) -> None:
+        TreeNetwork.from_blocks(stem, [block], Ends(), example=X[:2], auxiliary=lambda l, r: block)
+
+    class Given(nn.Module):
+        def __init__(self, out: Any) -> None:
+            super().__init__()
+            self.out = out
+
+        def forward(self, *_: Any) -> Any:
+            return self.out
+
+    z = torch.zeros(2, 3)
+    for stem, block, says in (
+        (Given({"a": z, "b": z.long()}), Given(z), "stem: a state holds tensors of floats.*int64"),
+        (Given({"a": z, "b": z[:1]}), Given(z), "stem: the tensors of a state must have one row"),
+        (Given({"a": z}), Given({"b": z}), r"block 1: gives .b: shape \(3,\)., must give a state"),
+        (Given(z), Given({"a": z}), "block 1: returns a; the state must be named one of state"),
+    ):
+        with pytest.raises(UserError, match=f"^{says}") as caught:
+            build(stem, block)
+        assert "\n" not in str(caught.value)
+
+
 class LlamaStem(nn.Module):
     """Tokens, rotary embeddings and a causal mask."""
 

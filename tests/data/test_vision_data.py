@@ -14,7 +14,7 @@ from PIL import Image
 
 from treeprop_ray import config, data
 from treeprop_ray.data import Batches, DataSet, Scoring, Split, Training
-from treeprop_ray.data.augment import AUGMENTS, crop_flip, standard
+from treeprop_ray.data.augment import augment_of, crop_flip, standard
 from treeprop_ray.data.images import unit_scale
 from treeprop_ray.errors import UserError
 
@@ -26,8 +26,23 @@ def images(samples: int = 64, side: int = 32, seed: int = 0) -> torch.Tensor:
 
 def batches(augment: str, seed: int = 1) -> Batches:
     split = Split(images(), torch.arange(64) % 10)
-    samples = DataSet("random", split, split, split, 10, unit_scale, augment=AUGMENTS[augment])
+    samples = DataSet(
+        "random", split, split, split, 10, unit_scale, augment=augment_of(augment, 16)
+    )
     return Batches(samples, 32, seed)
+
+
+def test_samples_of_a_group_share_their_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treeprop_ray.data.augment.crop_flip", lambda x, seed: x.clone())
+    alike = images(1).expand(32, -1, -1, -1)
+
+    def kinds(group: int) -> list[int]:
+        """How many different pictures there are in each run of 16."""
+        found = augment_of("standard", group)
+        assert found is not None
+        return [len(set(map(hash, map(bytes, run.numpy())))) for run in found(alike, 3).split(16)]
+
+    assert kinds(16) == [1, 1] and min(kinds(1)) > 8
 
 
 # -- loaders ------------------------------------------------------------------------------------
@@ -112,7 +127,7 @@ def test_the_real_set_has_grey_pictures(hub: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncated", "no image"])
 def test_a_damaged_image_is_named(tiny: Callable[[list[bytes]], DataSet], damage: str) -> None:
     bad = picture()[:2000] if damage == "truncated" else b"not an image"
-    with pytest.raises(UserError, match=r"tiny-imagenet: image 1 of split train is damaged") as e:
+    with pytest.raises(UserError, match=r"parquet, row 1: image 1 of split train is damaged") as e:
         tiny([picture(), bad])
     assert "\n" not in str(e.value)
 

@@ -21,7 +21,7 @@ from ray import cloudpickle
 from ray._private.internal_api import node_stats
 
 from treeprop_ray import config, data
-from treeprop_ray.engine import runtime
+from treeprop_ray.engine import driver, runtime
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.methods.tree import TreeProp
 from treeprop_ray.run import checkpoint
@@ -202,7 +202,8 @@ def test_twenty_kills_do_not_change_the_weights(
     trainer.train()
     assert len(list(tmp_path.glob("blow-*"))) == len(blows)
     assert {n for b in blows for n in (b.leader, *b.others)} == set(names)
-    assert trainer.engine.recovery.failures >= len(blows)
+    # a blow that falls while the steps are done again belongs to the same episode
+    assert 1 <= trainer.engine.recovery.failures <= len(blows)
     told = capfd.readouterr().err
     assert all(f"r/{blow.leader}" in told for blow in blows) and told.count("replaying") >= len(
         blows
@@ -255,23 +256,33 @@ def test_after_too_many_failures_the_run_stops_and_names_the_checkpoint(
     assert f"last checkpoint: {tmp_path / 'r' / 'checkpoints' / 'step-00000004'}" in text
 
 
-def test_a_late_actor_is_named(local_ray: None) -> None:
-    words = [*WORDS, "engine=ray", "placement=packed", "hosts=2"]
-    engine = engine_of(config.load(words), data.load(config.load([])), 100)
+def test_a_paused_actor_is_replaced(
+    local_ray: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is not dead, so Ray says nothing: only the time that a wave may take tells."""
+    monkeypatch.setattr(driver, "ANSWER_SECONDS", 5)
+    samples = data.load(config.load([]))
+    alone = engine_of(config.load(WORDS), samples, 100)
+    words = [*WORDS, "engine=ray", "placement=packed", "hosts=2", "max_failures=99"]
+    engine = engine_of(config.load(words), samples, 100)
     try:
-        engine.step(0, report=False)
-        engine.reports()
-        engine.driver.wave_timeout = 3  # a first step on a busy machine may take longer
-        stuck = pids()["host-1"]
-        os.kill(stuck, signal.SIGSTOP)
-        try:
-            with pytest.raises(TrainingError, match=r"no answer within 3 s from .*host-1"):
-                for step in range(1, 5):
-                    engine.step(step, report=False)
-        finally:
-            os.kill(stuck, signal.SIGCONT)
+        for step in range(6):
+            alone.step(step, report=False)
+            engine.step(step, report=False)
+            if step == 1:
+                engine.reports()
+                engine.driver.wave_timeout = 15  # a first step on a busy machine may take longer
+                stuck = pids()["host-1"]
+                os.kill(stuck, signal.SIGSTOP)
+        found = engine.state()
+        assert pids()["host-1"] != stuck
     finally:
         engine.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stuck, signal.SIGKILL)
+    assert_equal(found, alone.state())
+    told = capfd.readouterr().err
+    assert "host-1" in told and "no answer within 15 s from" in told
 
 
 # -- no leak --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,10 +37,11 @@ def cluster() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
-    from treeprop_ray import train
+    from treeprop_ray import export, train
 
     out = tmp_path_factory.mktemp("source")
     assert train.main([*WORDS, f"out={out}", "name=source", "seed=7"]) == 0
+    assert export.main([f"run={out / 'source'}", "path=spine-1"]) == 0
     return out / "source"
 
 
@@ -47,15 +49,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "words",
     [
         [*TANH, "freeze=[0..3,0-4]", "clip=0.1", "probe.every=3", "probe.batches=1"],
-        ["freeze=[0-4,0-2,head]", "optimizer=muon", "decay_norms=false", "accumulate=2"],
+        ["freeze=[0-4,'4-*',head]", "optimizer=muon", "decay_norms=false", "accumulate=2"],
         [*TANH, "recompute=true", "optimizer=own_optim:counting", "schedule=own_optim:halves"],
-        ["init_from=source", "init_strict=false", "betas=[0.8,0.9]", "freeze=[0..3]"],
+        ["init_from=source", "betas=[0.8,0.9]", "eps=1e-6", "freeze=[0..3]"],
+        ["init_from=source/export/spine-1", "init_strict=false"],
         [*TANH, "compile=true", "compile_backend=aot_eager", "accumulate=2"],
         [*TANH, "precision=fp16", "microbatches=2", "probe.every=3", "probe.batches=1"],
         ["method=bp", "freeze=[0..4]", "accumulate=2", "init_from=source"],
         ["method=cff", "freeze=[0..2]", "cff.head_share=0.4", "init_from=source"],
     ],
-    ids=["freeze", "muon", "recompute", "init_from", "compile", "fp16", "bp", "cff"],
+    ids=["freeze", "muon", "recompute", "init_from", "export", "compile", "fp16", "bp", "cff"],
 )
 def test_actors_equal_one_process(
     words: list[str], source: Path, tmp_path: Path, command: Callable[..., Any]
@@ -71,6 +74,23 @@ def test_actors_equal_one_process(
     for mine, theirs in zip(weights["engine=ray"], weights["engine=local"], strict=True):
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[key], value) for key, value in theirs.items())
+
+
+def test_another_learning_rate_from_here_on_equals_one_process(
+    tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    """Begun in one process; each engine goes on from there."""
+    first = command("train", *WORDS, "steps=3", "checkpoint_every=3", f"out={tmp_path}", "name=one")
+    assert first.code == 0, first.err
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    weights = []
+    for name, where in (("one", []), ("two", ["engine=ray", "placement=packed", "hosts=2"])):
+        words = [*WORDS, "checkpoint_every=3", "lr=0.02", "resume_with_changes=true", *where]
+        done = command("train", *words, f"out={tmp_path}", f"name={name}")
+        assert done.code == 0, done.err
+        assert "from step 3 on" in done.out
+        weights.append(checkpoint.load(tmp_path / name / "checkpoints", 6).weights)
+    assert all(torch.equal(weights[0][key], value) for key, value in weights[1].items())
 
 
 def test_fit_with_frozen_parameters_equals_one_process() -> None:

@@ -20,6 +20,8 @@ ROUGH = ["model.activation=tanh", "alpha=1", "beta=0.5", "sigma=0.05", "clip=0.0
 PLAIN = ["alpha=1", "beta=0", "objective=node"]
 LITERAL = ["model.activation=tanh", "alpha=0.9", "beta=0.3", "sigma=0.02", "correction=vjp",
            "mc_samples=2", "microbatches=2", "target_gradient=false"]  # fmt: skip
+LETTER = [*LITERAL, "input=sample", "ce_at=sample", "reduction=sigma", "levels=finest",
+          "correction=clipped", "correction_scale=0.2"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,7 +53,7 @@ def outcome(engine: Engine) -> tuple[list[list[StepReport]], Any]:
 def assert_same(found: Any, expected: Any) -> None:
     """Losses, gradient norms, weights and optimizer state (which holds the gradients) are equal."""
     for step, (mine, theirs) in enumerate(zip(found[0], expected[0], strict=True)):
-        for attribute in ("losses", "square_norms"):
+        for attribute in ("losses", "square_norms", "sizes"):
             merged: dict[Any, Any] = {}
             for report in mine:
                 for key, value in getattr(report, attribute).items():
@@ -89,7 +91,7 @@ def compare(words: list[str], *placement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("N", "words"), [(2, ROUGH), (3, LITERAL), (5, PLAIN), (8, ROUGH), (13, PLAIN)]
+    ("N", "words"), [(2, ROUGH), (3, LITERAL), (5, LETTER), (8, ROUGH), (13, PLAIN)]
 )
 def test_an_actor_per_node_equals_local(N: int, words: list[str]) -> None:
     check(N, words, "placement=per_node")
@@ -99,7 +101,7 @@ def test_an_actor_per_node_equals_local(N: int, words: list[str]) -> None:
     ("N", "words", "hosts"),
     [
         (2, PLAIN, 1), (3, ROUGH, 2), (5, ROUGH, 3), (8, PLAIN, 1), (8, LITERAL, 2), (13, ROUGH, 2),
-        (13, LITERAL, 3),
+        (13, LETTER, 3),
     ],
 )  # fmt: skip
 def test_packed_hosts_equal_local(N: int, words: list[str], hosts: int) -> None:
@@ -119,6 +121,29 @@ def test_tied_weights_equal_local(placement: list[str]) -> None:
     compare(GPT, *placement)
 
 
+@pytest.mark.parametrize(
+    ("words", "placement"),
+    [
+        ([*ROUGH, "model.blocks=7", "model.hidden=8", "batch=32"], ["placement=per_node"]),
+        (
+            [
+                *GPT,
+                "model.blocks=8",
+                "model.group=[2,2,3]",
+                "model.auxiliary_layers=2",
+                "finish_path=spine-2",
+            ],
+            ["placement=packed", "hosts=2"],
+        ),
+    ],
+    ids=["nodes", "groups"],
+)
+def test_a_finish_by_backpropagation_equals_local(words: list[str], placement: list[str]) -> None:
+    """Three steps of the tree, two of a path over the same actors, of which some have none of its
+    blocks; tied weights and several layers in a block."""
+    compare([*words, "finish=0.85"], *placement)
+
+
 def test_bf16_travels_as_bf16() -> None:
     words = [*PLAIN, "model.activation=tanh", "precision=bf16", "sigma=0.01"]
     check(5, words, "placement=packed", "hosts=2")
@@ -131,7 +156,11 @@ def test_the_chain_of_actors_equals_backpropagation(hosts: int) -> None:
 
 @pytest.mark.parametrize(
     ("N", "words", "placement"),
-    [(3, ROUGH, ["placement=per_node"]), (8, LITERAL, ["placement=packed", "hosts=2"])],
+    [
+        (3, ROUGH, ["placement=per_node"]),
+        (8, LITERAL, ["placement=packed", "hosts=2"]),
+        (4, LETTER, ["placement=per_node"]),
+    ],
 )
 def test_a_probe_on_actors_measures_and_leaves_what_the_local_one_does(
     N: int, words: list[str], placement: list[str]

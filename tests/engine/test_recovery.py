@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,16 @@ from treeprop_ray.errors import ActorLost, TrainingError
 @dataclass
 class Role:
     name: str
+
+
+@dataclass
+class FakePoint:
+    total: int
+    names: tuple[()] = ()
+    kept: tuple[()] = ()
+
+    def arrived(self) -> bool:
+        return True
 
 
 @dataclass
@@ -34,8 +44,11 @@ class FakeDriver:
         self.total += step
         self.steps.append(step)
 
-    def states(self) -> list[Any]:
-        return [({"sum": self.total}, {})]
+    def snapshot(self, step: int) -> Any:
+        return FakePoint(self.total)
+
+    def restore(self, point: Any) -> None:
+        self.total = point.total
 
     def get(self, refs: Any) -> list[Any]:
         return list(refs)
@@ -46,22 +59,11 @@ class FakeDriver:
     def revive(self, lost: list[int]) -> None:
         self.total = -1000
 
+    def wait(self) -> list[Any]:
+        return []
+
     def become(self, roles: Any, calls: Any) -> None:
         self.total = 0
-
-    @property
-    def actors(self) -> list[Any]:
-        driver = self
-
-        class Load:
-            @staticmethod
-            def remote(weights: dict[str, int], optimizer: dict[str, int]) -> None:
-                driver.total = weights["sum"]
-
-        class Actor:
-            load = Load
-
-        return [Actor]
 
 
 class FakeEngine:
@@ -118,6 +120,6 @@ def test_too_many_losses_end_the_run_with_the_names(capsys: pytest.CaptureFixtur
 def test_a_state_that_is_taken_up_is_the_point() -> None:
     driver = FakeDriver(die_at={7})
     recovery = recovering(driver)
-    recovery.start_from(({"sum": 21}, {}), 7)  # type: ignore[dict-item]
+    recovery.start_from(cast(Any, FakePoint(21)), 7)
     recovery.step(7, report=False)
     assert driver.total == 28 and recovery.point[0] == 7

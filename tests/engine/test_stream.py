@@ -207,10 +207,10 @@ def test_actors_in_threads_are_bitwise_the_local_engine(words: Sequence[str]) ->
             for rank, actor in enumerate(actors)
         ]:
             work.result()
-        steps = [(step, False) for step in range(4)]
+        steps = [(step, False, STEP) for step in range(4)]
         for work in [pool.submit(actor.run_steps, steps) for actor in actors]:
             work.result()
-    for step, _ in steps:
+    for step, _, _ in steps:
         oracle.step(step, report=False)
     states = [actor.host.state() for actor in actors if isinstance(actor.host, Host)]
     found = [{k: v for state in states for k, v in state[kind].items()} for kind in (0, 1)]
@@ -228,7 +228,7 @@ def assert_same(found: Any, expected: Any) -> None:
 CASES: list[Sequence[str]] = [
     ["placement=packed", "hosts=2"],
     ["placement=packed", "hosts=3", "beta=0.5", "clip=0.05", "microbatches=3", "head_copies=1"],
-    ["placement=per_node", "objective=node_all_ce"],
+    ["placement=per_node", "objective=node_all_ce", "finish=0.6"],
     ["method=bp", "placement=packed", "hosts=3", "microbatches=2", "clip=0.1"],
     ["method=cff", "placement=packed", "hosts=2", "sigma=0"],
     ["experiment=digits_gru", "model.name=gru", "sigma=0", "time.depth=3", "time.sweeps=2"],
@@ -297,7 +297,7 @@ def pids() -> dict[str, int]:
 
 
 def test_killed_actors_leave_the_weights_as_they_were(local_ray: None) -> None:
-    words = [*BASE, "beta=0.5", "clip=0.05", "microbatches=2"]
+    words = [*BASE, "beta=0.5", "clip=0.05", "microbatches=2", "finish=0.5"]  # from step 20 on
     samples = data.load(config.load(words))
     oracle = engine_of(config.load(words), samples, 60)
     more = ["engine=ray", "placement=packed", "hosts=3", "snapshot_every=4", "max_failures=20"]

@@ -10,7 +10,7 @@ from torch import nn
 
 from treeprop_ray import config, data
 from treeprop_ray.benchmarks.rehearsal import step
-from treeprop_ray.core.ledger import Ledger, as_bytes, from_bytes
+from treeprop_ray.core.head_sums import HeadSums, as_bytes, from_bytes
 from treeprop_ray.engine import LocalEngine
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.head import HeadCopy
@@ -56,7 +56,7 @@ def test_copies_of_the_head_are_bitwise_the_local_engine(words: list[str], where
 
 def test_gradients_are_added_in_their_order_whatever_comes_first() -> None:
     p = nn.Parameter(torch.zeros(1))
-    ledger = Ledger([p], [(1, 0), (2, 0), (4, 0)])
+    ledger = HeadSums([p], [(1, 0), (2, 0), (4, 0)])
     big, small = torch.tensor([1e8]), torch.tensor([1.0])
     for _ in range(2):  # steps
         ledger.put((4, 0), [-big])

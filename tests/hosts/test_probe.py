@@ -27,11 +27,13 @@ from treeprop_ray.hosts.probe_row import columns
 from treeprop_ray.run import checkpoint
 from treeprop_ray.schedule.ops import Layout
 from treeprop_ray.schedule.placement import pack
-from treeprop_ray.schedule.probe import chain_owner, probe_calls
+from treeprop_ray.schedule.probe import owner_of, probe_calls
 
 Command = Callable[..., Result]
 GAUSSIAN = {"alpha": 0.9, "beta": 0.5, "sigma": 0.1, "correction_scale": 3.0}
 BERNOULLI = {"family": "bernoulli", "alpha": 0.5, "beta": 0.5, "correction_scale": 5.0}
+
+LITERAL = {**GAUSSIAN, "input": "sample", "ce_at": "sample", "levels": "finest"}
 
 
 def tiny_engine(network: TreeNetwork, rule: Rule, pieces: int = 1) -> LocalEngine:
@@ -48,7 +50,9 @@ def flat(loss: Tensor, parameters: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("N", [2, 3, 5, 8])
-@pytest.mark.parametrize("rule", [GAUSSIAN, BERNOULLI], ids=["gaussian", "bernoulli"])
+@pytest.mark.parametrize(
+    "rule", [GAUSSIAN, BERNOULLI, LITERAL], ids=["gaussian", "bernoulli", "literal"]
+)
 @pytest.mark.parametrize("objective", ["node", "node_all_ce"])
 def test_gradients_are_those_of_autograd(N: int, rule: dict[str, Any], objective: str) -> None:
     """Norms and cosine against one backward through the chain and one through the objective."""
@@ -219,7 +223,8 @@ def test_calls_visit_every_block_once_and_read_what_was_made(N: int, kind: str) 
             done = sorted(op.n for call in calls[name] for op in call.ops if op.verb == verb)
             assert done == sorted([*tree.nodes] * 2)
     for n in tree.nodes:
-        assert (n - 1, n) in (chain_owner(tree, n).left, chain_owner(tree, n).right)
+        owner = owner_of(tree, (n - 1, n))
+        assert (n - 1, n) in (owner.left, owner.right)
 
 
 # -- neutrality -----------------------------------------------------------------------------------

@@ -65,12 +65,16 @@ def run_whole(host: TimeHost, pieces: int = 1) -> None:
         host.run(call, piece, {})
 
 
-def tree_host(network: TimeNetwork, K: int = 0, lam: float = 0.7) -> WholeTreeHost:
-    return WholeTreeHost(share_of(network), TimeRule(network.depth, K, lam))
+def tree_host(
+    network: TimeNetwork, K: int = 0, lam: float = 0.7, **switches: bool
+) -> WholeTreeHost:
+    return WholeTreeHost(share_of(network), TimeRule(network.depth, K, lam, **switches))
 
 
-def tree_gradients(network: TimeNetwork, K: int = 0, pieces: int = 1) -> dict[str, Tensor]:
-    run_whole(tree_host(network, K), pieces)
+def tree_gradients(
+    network: TimeNetwork, K: int = 0, pieces: int = 1, **switches: bool
+) -> dict[str, Tensor]:
+    run_whole(tree_host(network, K, **switches), pieces)
     return {k: p.grad for k, p in network.named_parameters() if p.grad is not None}
 
 
@@ -125,6 +129,25 @@ def test_a_time_tree_has_the_gradients_of_the_formulas(kind: str, D: int, K: int
     mine = {k: g.clone() for k, g in tree_gradients(network, K).items()}
     network.zero_grad()
     time_loss(network, x, y, K, 0.7).backward()
+    for name, p in network.named_parameters():
+        if p.grad is not None:
+            torch.testing.assert_close(mine[name], p.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("loss", "gradient"), [("sum", "both"), ("mean", "one"), ("sum", "one")])
+@pytest.mark.parametrize("K", [0, 3])
+@pytest.mark.parametrize("kind", CELL_NAMES)
+def test_the_literal_time_losses_have_the_gradients_of_the_formulas(
+    kind: str, K: int, loss: str, gradient: str
+) -> None:
+    network, (x, y) = time_network(kind, 3), batch(3)
+    switches = {"summed": loss == "sum", "one_step": gradient == "one"}
+    mine = {k: g.clone() for k, g in tree_gradients(network, K, 2, **switches).items()}
+    network.zero_grad()
+    plain = tree_gradients(network, K, 2)
+    assert any((mine[name] - g).abs().max() > 1e-6 for name, g in plain.items())
+    network.zero_grad()
+    time_loss(network, x, y, K, 0.7, loss, gradient).backward()
     for name, p in network.named_parameters():
         if p.grad is not None:
             torch.testing.assert_close(mine[name], p.grad, rtol=1e-9, atol=1e-12)
@@ -468,6 +491,10 @@ def test_both_cells_learn_the_digits(command: Command, tmp_path: Path) -> None:
         (["time.recipe=best"], ["time.recipe=best", "paper, boost, lookahead"]),
         (["time.recipe=lookahead", "time.shards=2"], ["time.shards=2", "lookahead"]),
         (["time.recipe=lookahead"], ["time.sweeps=4", "lookahead", "use 0"]),
+        (
+            ["time.recipe=lookahead", "time.sweeps=0", "time.gradient=one"],
+            ["time.gradient=one", "lookahead has both"],
+        ),
         (["method=bp"], ["method=bp", "bptt"]),
         (["method=bptt_fused", "model.name=elman"], ["bptt_fused", "elman"]),
         (["method=bptt", "engine=ray"], ["engine=ray", "method=bptt"]),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import tiny_network
 from torch import Tensor
 
 import treeprop_ray.core.vision  # noqa: F401  (before transformers, which imports torchvision)
@@ -103,6 +104,31 @@ def test_a_short_path_is_a_model_with_fewer_layers(name: str, tmp_path: Path) ->
         assert torch.equal(short(x).logits, network.path(path)(x))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_several_layers_in_a_block(name: str, tmp_path: Path) -> None:
+    """The model's layers one by one along every path, with what they read besides the state; a fit
+    with backpropagation at its end changes them all."""
+    torch.manual_seed(0)
+    make, inputs = MODELS[name]
+    model, x = make(layers=6).eval(), inputs()
+    with torch.no_grad():
+        expected = model(x).logits
+    network = TreeNetwork.from_pretrained(model, group=2, auxiliary_layers=3)
+    assert network.tree.N == 4 and torch.equal(logits_of(network, x), expected)
+    words = {"epochs": 1, "batch": 4, "sigma": 0.01, "alpha": 1.0, "beta": 0.0, "finish": 0.5}
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    fit(network, x, x, **words)
+    after = network.state_dict()
+    layers = [f"edges.{i // 2}-{i // 2 + 1}.{i}-{i + 1}." for i in range(6)]
+    for layer in layers:
+        assert any(not torch.equal(before[k], after[k]) for k in after if k.startswith(layer))
+    network.eval().save_pretrained(tmp_path, path="spine-2")
+    short = type(model).from_pretrained(tmp_path).eval()
+    assert short.config.num_hidden_layers == 5  # three auxiliary layers, a block of two
+    with torch.no_grad():
+        assert torch.equal(short(x).logits, network.path([0, 2, 3, 4])(x))
+
+
 def test_auxiliary_blocks_are_copies_of_the_middle_or_fresh() -> None:
     model, _ = model_of("gpt2")
     middle = TreeNetwork.from_pretrained(model).block((0, 2)).layer.attn.c_attn.weight
@@ -137,12 +163,55 @@ def test_two_actors_train_it_as_one_process_does(local_ray: None, name: str) -> 
     for where in ({}, {"engine": "ray", "placement": "packed", "hosts": 2}):
         model, x = model_of(name)
         labels = x.roll(-1, 1) if name in ("gpt2", "llama") else torch.arange(8) % 2
-        network = TreeNetwork.from_pretrained(model)
+        if name == "llama":
+            x[:4, 6:] = 0  # padding
+        padded = {"padding": True, "auxiliary": "fresh"} if name == "llama" else {}
+        network = TreeNetwork.from_pretrained(model, **padded)
         words: dict[str, Any] = {"epochs": 2, "batch": 4, "sigma": 0.01, **where}
         fit(network, x, labels, **words)
         states.append(network.state_dict())
     one, many = states
     assert all(torch.equal(value, many[key]) for key, value in one.items())
+
+
+def moved_not(network: TreeNetwork, folder: Path, **words: Any) -> dict[str, Tensor]:
+    """What a run that learns nothing has started from."""
+    still = {"lr": 1e-30, "weight_decay": 0, "epochs": 1, "batch": 4, "init_from": str(folder)}
+    return fit(network, tokens(), tokens().roll(-1, 1), **still, **words).network.state_dict()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_run_starts_from_a_folder_on_both_engines(
+    local_ray: None, name: str, tmp_path: Path
+) -> None:
+    model, _ = model_of(name)
+    model.save_pretrained(tmp_path)
+    expected = TreeNetwork.from_pretrained(tmp_path).state_dict()
+    for where in ({}, {"engine": "ray", "placement": "packed", "hosts": 2}):
+        torch.manual_seed(5)
+        other = TreeNetwork.from_pretrained(MODELS[name][0](), auxiliary="fresh")
+        start = moved_not(other, tmp_path, **where)
+        assert all(  # zeros move by the smallest step
+            torch.allclose(start[key], value, rtol=0, atol=1e-20) for key, value in expected.items()
+        )
+        if name == "gpt2":
+            return  # its tied table is the only difference; one engine will do
+
+
+def test_a_folder_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
+    llama(4).save_pretrained(tmp_path / "llama")
+    gpt2(4).save_pretrained(tmp_path / "gpt2")
+    for folder, network, says in (
+        ("llama", TreeNetwork.from_pretrained(llama(3)), "has 4 layers, the network has 3"),
+        ("gpt2", TreeNetwork.from_pretrained(llama(4)), "part stem: parts.1.weight has shape"),
+        ("llama", tiny_network(5), "must be one of from_pretrained or model.name=gpt"),
+    ):
+        with pytest.raises(UserError, match=says) as caught:
+            moved_not(network, tmp_path / folder)
+        assert str(caught.value).startswith("init_from=") and "\n" not in str(caught.value)
+    (tmp_path / "gpt2" / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"^init_from=.*cannot be loaded by transformers"):
+        moved_not(TreeNetwork.from_pretrained(gpt2(4)), tmp_path / "gpt2")
 
 
 def test_a_tied_table_has_one_owner_and_learns_from_both_ends() -> None:

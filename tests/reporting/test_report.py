@@ -5,17 +5,19 @@ import shutil
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Result
 
 from treeprop_ray import config
 from treeprop_ray.config.spaces import shipped
+from treeprop_ray.errors import UserError
 from treeprop_ray.reporting import index
 from treeprop_ray.sweep import rows, table
 from treeprop_ray.sweep.command import sweep_of_command
+from treeprop_ray.sweep.parsing import load_space
 from treeprop_ray.sweep.plan import Sweep, Trial
-from treeprop_ray.sweep.space import load_space
 
 Command = Callable[..., Result]
 RESULTS = Path(__file__).parent.parent.parent / "results"
@@ -69,7 +71,7 @@ def sweep_at(path: Path, *words: str) -> Sweep:
     return sweep_of_command(command, str(path.parent / "runs"))
 
 
-def finish(trial: Trial, accuracy: float) -> None:
+def finish(trial: Trial, accuracy: float, **more: Any) -> None:
     """A run folder as `train` leaves it, with made-up figures."""
     trial.folder.mkdir(parents=True)
     (trial.folder / "config.yaml").write_text(config.to_yaml(trial.settings))
@@ -79,7 +81,7 @@ def finish(trial: Trial, accuracy: float) -> None:
         "leak": 0.0, "parameters_deployed": 10, "epochs": float(trial.settings.epochs),
         "wall_seconds": 2.0, "commit": "abc", "date": "2026-01-02T03:04:05+00:00",
         "hardware": {"cores": 2, "cpu": "a CPU", "gpus": []},
-        "versions": {"torch": "1", "ray": "2"},
+        "versions": {"torch": "1", "ray": "2"}, **more,
     }  # fmt: skip
     (trial.folder / "summary.json").write_text(json.dumps(summary))
 
@@ -113,6 +115,24 @@ def test_the_report_of_fixed_runs_is_exactly_this_table(command: Command, small:
     readme = (small.parent / "out" / "README.md").read_text()
     assert "| [small](small.md) | A small sweep | 3 | `python -m treeprop_ray.tune" in readme
     assert "| alpha_beta |" in readme and "| not run |" in readme
+
+
+def test_the_deepest_path_and_costs_in_table_and_figure(command: Command, small: Path) -> None:
+    values = "{path: test/spine/accuracy, span: critical_path, work: work}"
+    text = SWEEP.replace("{accuracy: test/full/accuracy}", values)
+    scatter = "{kind: scatter, x: critical_path, y: test/spine/accuracy}"
+    small.write_text(text.replace("{kind: heatmap, x: beta, y: alpha}", scatter))
+    sweep = sweep_at(small)
+    scores = {f"spine-{k}": {"loss": 1.0, "accuracy": k / 100} for k in (2, 9, 10)}
+    cost = {"work": 20.0, "critical_path": 12.5}
+    finish(pick(sweep, 1, 0, 1), 0.9, final={"validation": scores, "test": scores}, cost=cost)
+    rows.log_command(sweep.folder, sweep.command)
+    line = next(line for line in report(command, small).splitlines() if line.startswith("| 1 "))
+    assert "10.00 (1 of 2 seeds)" in line and "12.5 (1 of 2" in line and " 20 (1 of 2" in line
+    assert (small.parent / "out" / "small.png").stat().st_size > 1000
+    small.write_text(text.replace("{kind: heatmap, x: beta, y: alpha}", "{kind: scatter, x: work}"))
+    with pytest.raises(UserError, match="two metrics"):
+        load_space(str(small))
 
 
 def test_the_csv_alone_gives_the_same_table(command: Command, small: Path) -> None:

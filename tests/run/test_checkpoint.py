@@ -216,12 +216,13 @@ def test_a_checkpoint_of_another_network_is_bad_input(command: Command, tmp_path
     kept = tmp_path / "a" / "r" / "checkpoints"
     for other, part in (
         (["model.blocks=3"], "N=5 split=floor, this run has N=4"),
-        (["model.hidden=8"], "has shape"),
+        (["model.hidden=8"], "model.hidden: 12 there, 8 here"),
         (["split=right_full"], "split=floor, this run has N=5 split=right_full"),
     ):
         words = [*SMALL, *other, f"out={tmp_path / 'b'}", f"name={other[0].partition('=')[2]}"]
         folder = RunFolder(config.load(words))
         folder.open()
+        folder.release()
         shutil.copytree(kept / "step-00000012", folder.path / "checkpoints" / "step-00000012")
         result = command("train", *words)
         assert result.code == 2 and len(result.error_lines) == 1 and part in result.err

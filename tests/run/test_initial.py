@@ -57,6 +57,59 @@ def test_a_run_starts_from_a_run_a_checkpoint_or_an_export(
     assert set(record["fresh"]) == {key.split("/")[0] for key in start} - taken
 
 
+@pytest.mark.parametrize("output_block", [False, True])
+def test_a_language_model_starts_from_its_export_to_hugging_face(
+    output_block: bool, tmp_path: Path, command: Command
+) -> None:
+    pytest.importorskip("transformers")
+    words = [
+        "experiment=text_small", "data.limit=64", "data.length=16", "model.blocks=4", "batch=8",
+        "model.hidden=12", "timeline_steps=0", f"out={tmp_path}", "init_strict=true",
+        f"model.output_block={str(output_block).lower()}",
+    ]  # fmt: skip
+    assert command("train", *words, "name=a", "steps=2", "seed=3", "lr=0.01").code == 0
+    assert command("export", f"run={tmp_path / 'a'}", "format=hf").code == 0
+    folder = tmp_path / "a" / "export" / "full-hf"
+    start = unmoved(tmp_path / "b", [f"init_from={folder}"], lambda name, *more: command(
+        "train", *words, f"name={name}", *more))  # fmt: skip
+    source = weights(tmp_path / "a", 2)
+    middle = {"0-2": "0-1", "0-3": "1-2", "2-4": "2-3"}
+    for key, value in start.items():
+        part, _, tensor = key.partition("/")
+        assert torch.equal(value, source[f"{middle.get(part, part)}/{tensor}"]), key
+    assert command("train", *words, "name=c", f"init_from={folder}", "model.blocks=6").code == 2
+
+
+@pytest.mark.parametrize("kind", ["run", "export"])
+def test_layers_are_found_in_other_blocks(
+    kind: str, tmp_path: Path, train: Command, command: Command
+) -> None:
+    """From single layers to blocks of several and back: the chain, and auxiliary layers between the
+    same states."""
+    train("a", "steps=4", "seed=3")
+    place = tmp_path / "a"
+    if kind == "export":
+        place = tmp_path / "exported"
+        command("export", f"run={tmp_path / 'a'}", f"to={place}")
+    source = weights(tmp_path / "a", 4)
+    group = ["model.group=[2,2,3]"]
+    start = unmoved(
+        tmp_path / "b", [f"init_from={place}", f"init_strict={kind == 'run'}", *group], train
+    )
+    single = {"3-4/weight": "7-8/weight", "3-4/bias": "7-8/bias"}
+    for key, value in start.items():
+        layer = single.get(key, key.partition("/")[2].replace(".", "/", 1))
+        assert torch.equal(value, source[layer]) == (kind == "run" or "0-4" not in layer), key
+    back = unmoved(
+        tmp_path / "c", [f"init_from={tmp_path / 'b'}", "init_strict=false", "seed=5"], train
+    )
+    chain = {f"{i}-{i + 1}" for i in range(8)} | {"0-4"}
+    for key, value in back.items():
+        if key not in source or key.partition("/")[0] not in chain:
+            continue
+        assert torch.equal(value, source[key]) == (kind == "run" or "0-4/" not in key), key
+
+
 def test_parts_that_do_not_fit_are_named(tmp_path: Path, train: Command) -> None:
     train("chain", "steps=1", "method=bp")
     refused = train("tree", "steps=1", f"init_from={tmp_path / 'chain'}")

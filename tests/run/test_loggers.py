@@ -179,21 +179,27 @@ def test_fit_gives_history_scores_paths_folder_and_summary(local_ray: None, tmp_
     assert list(kept.history.columns) == list(result.history.columns)
 
 
-@pytest.mark.parametrize("where", ENGINES, ids=["local", "ray"])
-def test_a_callback_of_fit_may_end_the_run(local_ray: None, where: dict[str, Any]) -> None:
+@pytest.mark.parametrize("how", ["callback", "patience"])
+def test_a_callback_or_patience_ends_fit_alike_on_both_engines(local_ray: None, how: str) -> None:
     x, y = samples()
-    result = fit(
-        network(), x, y, validation=(x, y), batch=16, epochs=3, callbacks=[StopAfter()], **where
-    )
-    assert result.summary["steps"] == 6 and result.summary["stopped"] == "enough"
+    words: dict[str, Any] = {"batch": 16, "epochs": 3, "validation": (x, y)}
+    if how == "patience":
+        words |= {"epochs": 9, "patience": 2, "optimizer": "sgd", "lr": 1e-12}
+    states = []
+    for where in ENGINES:
+        callbacks = [StopAfter()] if how == "callback" else []
+        result = fit(network(), x, y, callbacks=callbacks, **words, **where)
+        states.append(result.network.state_dict())
+        if how == "callback":
+            assert result.summary["steps"] == 6 and result.summary["stopped"] == "enough"
+        else:
+            assert result.summary["epochs"] == 3
+    assert all(torch.equal(states[0][key], value) for key, value in states[1].items())
 
 
-def test_patience_in_fit_needs_validation_and_ends_the_run() -> None:
-    x, y = samples()
-    words = {"batch": 16, "epochs": 9, "patience": 2, "optimizer": "sgd", "lr": 1e-12}
+def test_patience_in_fit_needs_validation() -> None:
     with pytest.raises(UserError, match=r"patience=2: needs validation=\(x, y\)"):
-        fit(network(), x, y, **words)
-    assert fit(network(), x, y, validation=(x, y), **words).summary["epochs"] == 3
+        fit(network(), *samples(), batch=16, epochs=9, patience=2)
 
 
 def test_fit_works_outside_the_main_thread() -> None:

@@ -196,3 +196,24 @@ def test_provenance_names_a_script_as_it_was_typed(monkeypatch: pytest.MonkeyPat
     assert runs.this_command() == "python examples/bias_bound.py --steps 200"
     monkeypatch.setattr(sys, "argv", ["/opt/here/examples/bias_bound.py"])
     assert runs.this_command() == "python bias_bound.py"  # no paths of this machine in a table
+
+
+@pytest.mark.parametrize(
+    ("words", "ratio"),
+    [(["beta=0.5", "correction=normalised", "correction_scale=0.2"], 0.1), (["beta=0"], 0.0)],
+)
+def test_every_run_tells_how_large_its_correction_is(
+    command: Command, tmp_path: Path, words: list[str], ratio: float
+) -> None:
+    """|beta * correction| / |mu_fwd|: of a normalised correction it is known beforehand."""
+    words = [*words, "model.activation=tanh", "alpha=1", "steps=5", "microbatches=2"]
+    result = command("train", *SMALL, *words, "name=one", f"out={tmp_path}")
+    assert result.code == 0
+    rows = pd.read_csv(tmp_path / "one" / "metrics.csv")
+    assert rows.columns[-1] == "correction_ratio"
+    logged = rows[rows.kind == "step"]["correction_ratio"]
+    assert len(logged) and list(logged) == pytest.approx([ratio] * len(logged), rel=1e-5)
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    assert summary["correction_ratio"] == pytest.approx(ratio, rel=1e-5)
+    nodes = summary["correction_ratios"]
+    assert nodes == ({n: pytest.approx(ratio, rel=1e-5) for n in "1234"} if ratio else {})

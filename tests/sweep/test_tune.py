@@ -22,31 +22,36 @@ from treeprop_ray.config.spaces import shipped
 from treeprop_ray.engine import runtime
 from treeprop_ray.errors import UserError
 from treeprop_ray.schedule.placement import Cluster
+from treeprop_ray.sweep.parsing import load_space
 from treeprop_ray.sweep.plan import resolve
 from treeprop_ray.sweep.resources import need, pin, side_by_side
 from treeprop_ray.sweep.rows import read_rows
 from treeprop_ray.sweep.search import draw_points
-from treeprop_ray.sweep.space import grid_points, load_space
+from treeprop_ray.sweep.space import grid_points
 from treeprop_ray.sweep.view import View
 
 Command = Callable[..., Result]
 
 COUNTS = {  # settings x seeds
     "alpha_beta": 8 * 3,
-    "cifar_grid": 3 * 2 * 2,
+    "cifar_grid": 3 * 2 * 2 + 3 * 2,
     "consistency_weight": 2 * 3 * 3,
-    "correction": 2 * 2 * 3 * 3,
+    "correction": 11 * 3,
+    "literal": 12,
+    "gap_text": 10 * 3,
+    "gap_vit": 10 * 3,
     "k_sweep": 3 * 4 * 3,
     "lm_grid": 2 * 3,
     "lm_study": 9,
-    "mnist_grid": 2 * 3 * 2,
+    "lm_table": 6 * 3,
+    "mnist_grid": 2 * 2 * 3 * 2,
     "mnist_study": 24,
     "mnist_table": 3 * 3 * 3 * 3,
     "noise_scale": 7 * 2 * 3,
-    "classification": 6 * 3,
+    "classification": 7 * 3,
     "objective": 3 * 3,
     "split_rule": 3 * 2 * 3,
-    "tt_depth": 8 * 2 * 2 + 8 * 2,
+    "tt_depth": 8 * 3 + 7 * 2,
     "tt_mnist": 32,
     "vit_study": 14,
 }
@@ -117,6 +122,8 @@ def test_the_bases_a_space_names_exist_and_fit_it(name: str, tmp_path: Path) -> 
         sweep = resolve(name, base, [], None, str(tmp_path))
         assert sweep.name == (name if base == space.base else f"{name}-{base}")
         assert sweep.trial(sweep.all_points()[0], 1).settings.experiment == base
+        if sweep.cases:  # settings of some points: all in one table nevertheless
+            assert len({sweep.trial(point, 1).protocol for point in sweep.all_points()}) == 1
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -160,7 +167,7 @@ def test_a_key_of_the_space_takes_new_values() -> None:
 def test_grids_of_a_union_keep_their_own_values() -> None:
     words = ["method=[tree]", "time.depth=[2,3]"]
     points = resolve("tt_depth", "", words, None, "runs").all_points()
-    assert len(points) == 2 * 2 * 2 and {p["method"] for p in points} == {"tree"}
+    assert len(points) == 2 * 2 + 2 and {p["method"] for p in points} == {"tree"}
     with pytest.raises(UserError, match="some of tree, bptt"):
         resolve("tt_depth", "", ["method=[bp]"], None, "runs")
 

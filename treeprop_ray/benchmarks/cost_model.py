@@ -9,8 +9,9 @@ The longest path through all this is the step. Data-parallel backpropagation is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from treeprop_ray.core.grouping import Grouping
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.schedule.chain import one_chain_step
@@ -42,13 +43,22 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Network:
-    """A chain of N equal Transformer blocks, the last with a language-model head, and a batch."""
+    """A chain of N equal Transformer layers, the last with a language-model head, and a batch.
+
+    `grouping` says how many layers the tree's blocks have; one each without it.
+    """
 
     N: int
     width: int = 1280
     vocabulary: int = 50257
     tokens: int = 1024  # of a sequence
     batch: int = 64  # sequences
+    grouping: Grouping | None = None
+
+    @property
+    def tree(self) -> Tree:
+        """The tree over its blocks."""
+        return Tree(self.grouping.N if self.grouping else self.N, grouping=self.grouping)
 
     @property
     def block_parameters(self) -> float:
@@ -148,11 +158,68 @@ def tree_step(
     tokens = sequences * net.tokens
     block = device.seconds(net.block_flops(sequences), tokens)
     head = device.seconds(net.head_flops(sequences), tokens)
-    prices = {"lift": block, "answer": 3 * block, "head": 3 * head, "backward": 2 * block}
-    calls = one_step(Tree(net.N), Rule(objective="node"), layout, True, pieces)
-    cost: Cost = lambda call: sum(prices.get(op.verb, 0.0) for op in call.ops)  # noqa: E731
+    tree = net.tree
+    passes = {"lift": 1, "answer": 3, "backward": 2}
+
+    def op_cost(op: Op) -> float:
+        if op.verb not in passes:
+            return 3 * head if op.verb == "head" else 0.0
+        node = tree.nodes[op.n]
+        edge = node.right if op.verb == "answer" else node.left
+        return passes[op.verb] * tree.layers(edge) * block
+
+    calls = one_step(tree, Rule(objective="node"), layout, True, pieces)
+    cost: Cost = lambda call: sum(map(op_cost, call.ops))  # noqa: E731
     each = net.state_bytes(sequences)
     return price(calls, len(layout.hosts), cost, lambda _: each, link, ray)
+
+
+def host_parameters(net: Network, layout: Layout) -> dict[int, float]:
+    """Parameters of every host: two blocks of a node, one on the spine; the head."""
+    tree = net.tree
+    held = dict.fromkeys(layout.hosts, 0.0)
+    held[layout.boundary] += net.head_parameters
+    for node in tree.nodes.values():
+        right = 0 if tree.is_spine(node) else tree.layers(node.right)
+        held[layout.host_of[node.n]] += (tree.layers(node.left) + right) * net.block_parameters
+    return held
+
+
+def copied(step: Priced, copies: int, hosts: int, most: float, link: Link, ray: Runtime) -> Priced:
+    """A step of one copy and its share of the batch; then each host adds up its gradients, of at
+    most `most` parameters, with its twins. Nothing is taken to hide behind the backward pass."""
+    if copies == 1:
+        return step
+    exchange = 2 * (copies - 1) / copies * 4 * most / link.bandwidth + 2 * (link.latency + ray.hop)
+    driver = copies * (step.driver + 2 * ray.submit * hosts)
+    path = step.path + exchange
+    return replace(step, seconds=max(path, driver), path=path, driver=driver)
+
+
+def copies_step(
+    net: Network, devices: int, copies: int, pieces: int, device: Device, link: Link, ray: Runtime
+) -> Priced:
+    """Trees times replicas."""
+    layout = layout_for(Tree(net.N), devices // copies)
+    step = tree_step(replace(net, batch=net.batch // copies), layout, pieces, device, link, ray)
+    most = max(host_parameters(net, layout).values())
+    return copied(step, copies, len(layout.hosts), most, link, ray)
+
+
+def pipelines_step(
+    net: Network, devices: int, copies: int, pieces: int, device: Device, link: Link, ray: Runtime
+) -> Priced:
+    """Pipelines times replicas."""
+    count = min(devices // copies, net.N)
+    step = pipeline_step(replace(net, batch=net.batch // copies), count, pieces, device, link, ray)
+    most = max(-(-net.N // count) * net.block_parameters, net.head_parameters)
+    return copied(step, copies, count, most, link, ray)
+
+
+def copies_memory(net: Network, devices: int, copies: int, pieces: int) -> float:
+    """The fullest actor of a copy."""
+    layout = layout_for(Tree(net.N), devices // copies)
+    return tree_memory(replace(net, batch=net.batch // copies), layout, pieces)
 
 
 def pipeline_step(
@@ -195,15 +262,19 @@ def replica_step(net: Network, replicas: int, device: Device, link: Link) -> flo
 
 def tree_memory(net: Network, layout: Layout, pieces: int) -> float:
     """The fullest actor: parameters, and graphs of left blocks whose adjoints are still to come."""
-    tree = Tree(net.N)
+    tree = net.tree
     alive = min(pieces, 2 * tree.depth) * net.graph_bytes(net.batch / pieces)
-    held = dict.fromkeys(layout.hosts, 0.0)
-    held[layout.boundary] += TRAIN_BYTES * net.head_parameters
+    held = {host: TRAIN_BYTES * n for host, n in host_parameters(net, layout).items()}
     for node in tree.nodes.values():
-        blocks = 1 if tree.is_spine(node) else 2
-        graph = 0.0 if node.is_leaf else alive
-        held[layout.host_of[node.n]] += TRAIN_BYTES * blocks * net.block_parameters + graph
+        graph = 0.0 if node.is_leaf else alive * tree.layers(node.left)
+        held[layout.host_of[node.n]] += graph
     return max(held.values())
+
+
+def pipelines_memory(net: Network, devices: int, copies: int, pieces: int) -> float:
+    """The fullest stage of a copy."""
+    count = min(devices // copies, net.N)
+    return pipeline_memory(replace(net, batch=net.batch // copies), count, pieces)
 
 
 def pipeline_memory(net: Network, count: int, pieces: int) -> float:

@@ -26,7 +26,8 @@ from treeprop_ray.engine import runtime
 from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.stream import driver_class
-from treeprop_ray.hosts.base import Held, StepReport
+from treeprop_ray.hosts.base import Added, HandedOut, Held, StepReport
+from treeprop_ray.hosts.reduction import Packet
 from treeprop_ray.schedule.ops import Call, Layout
 from treeprop_ray.schedule.placement import Plan
 
@@ -47,9 +48,13 @@ class EmulatedHost:
     at = ""
 
     def __init__(
-        self, price: Price, sleep: Callable[[float], object] = time.sleep, floats: int = 1
+        self,
+        price: Price,
+        sleep: Callable[[float], object] = time.sleep,
+        floats: int = 1,
+        copies: int = 1,
     ) -> None:
-        self.price, self.sleep = price, sleep
+        self.price, self.sleep, self.copies = price, sleep, copies
         self.tensor = torch.zeros(floats)
         punctual()
 
@@ -69,6 +74,24 @@ class EmulatedHost:
 
     def apply(self, step: int, square_norms: Any) -> None:
         """Nothing to update."""
+
+    def hand_out(self) -> list[HandedOut]:
+        """Nothing to add up."""
+        return [(None, {}) for _ in range(self.copies)]
+
+    def add_up(self, others: Sequence[HandedOut]) -> Added:
+        """Nothing to add up."""
+        return None, {}
+
+    def take(self, others: Sequence[Added]) -> None:
+        """Nothing to take."""
+
+    def weights_out(self) -> Packet:
+        """No weights."""
+        return (), {}
+
+    def renew(self, others: Sequence[Packet]) -> None:
+        """No weights."""
 
 
 @contextlib.contextmanager

@@ -20,7 +20,10 @@ from treeprop_ray.errors import TrainingError
 from treeprop_ray.reporting.tables import write_table
 
 SAMPLE = 0.1  # seconds between two looks at the memory
-BASE = ["experiment=wikitext103_d4", "precision=float32", "device=cpu", "timeline_steps=0"]
+BASE = [
+    "experiment=wikitext103_d4", "objective=node_all_ce", "precision=float32", "device=cpu",
+    "timeline_steps=0",
+]  # fmt: skip
 CANDIDATES = {
     "BP, one process, 2 threads": ["method=bp", "threads=2"],
     "TreeProp, one process, 2 threads": ["threads=2"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,13 @@ from treeprop_ray.benchmarks.cost_model import (
     Priced,
     Runtime,
     best,
+    copies_memory,
+    copies_step,
     layout_for,
     pipeline_memory,
     pipeline_step,
+    pipelines_memory,
+    pipelines_step,
     price,
     replica_memory,
     replica_step,
@@ -54,6 +58,7 @@ FREE = Runtime()
 SIZES = {"GPT-2 large": 36, "64 blocks": 64, "256 blocks": 256, "1024 blocks": 1024}
 DEVICES = (8, 64, 512)
 TREE_PIECES, CHAIN_PIECES = (1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64)
+COPIES = (1, 2, 4, 8, 16)
 
 
 def run(bench: BenchSettings) -> None:
@@ -89,12 +94,22 @@ def row_of(name: str, net: Network, count: int, link: Link, ray: Runtime) -> dic
     k, chain = best(CHAIN_PIECES, lambda m: pipeline_step(net, stages, m, DEVICE, link, FREE))
     replicas = min(count, net.batch)
     copies = replica_step(net, replicas, DEVICE, link)
+    trees = best_copies(copies_step, copies_memory, net, count, link, ray, TREE_PIECES)
+    pipes = best_copies(pipelines_step, pipelines_memory, net, count, link, FREE, CHAIN_PIECES)
     memory = {
         "TreeProp": tree_memory(net, layout, m),
+        "trees": copies_memory(net, count, *trees[:2]),
         "GPipe": pipeline_memory(net, stages, k),
+        "pipelines": pipelines_memory(net, count, *pipes[:2]),
         "DP": replica_memory(net, replicas),
     }
-    seconds = {"TreeProp": tree.seconds, "GPipe": chain.seconds, "DP": copies}
+    seconds = {
+        "TreeProp": tree.seconds,
+        "trees": trees[2].seconds,
+        "GPipe": chain.seconds,
+        "pipelines": pipes[2].seconds,
+        "DP": copies,
+    }
     fitting = {n: s for n, s in seconds.items() if memory[n] <= MEMORY}
     return {
         "network": name,
@@ -103,7 +118,9 @@ def row_of(name: str, net: Network, count: int, link: Link, ray: Runtime) -> dic
         "link": link.name,
         "TreeProp (ms)": shown(tree, m),
         "without Ray": round(1000 * bare.seconds),
+        "trees x R (ms)": with_copies(*trees),
         "GPipe (ms)": shown(chain, k),
+        "GPipe x R (ms)": with_copies(*pipes),
         "DP (ms)": round(1000 * copies),
         "GB per GPU": " / ".join(f"{b / 1e9:.0f}" for b in memory.values()),
         "GB per wave": tree.wave / 1e9,
@@ -111,10 +128,34 @@ def row_of(name: str, net: Network, count: int, link: Link, ray: Runtime) -> dic
     }
 
 
+def best_copies(
+    step_of: Callable[..., Priced],
+    memory_of: Callable[..., float],
+    net: Network,
+    count: int,
+    link: Link,
+    ray: Runtime,
+    pieces: Sequence[int],
+) -> tuple[int, int, Priced]:
+    """(copies, micro-batches of each, step): the fastest that fits, or the fastest."""
+    options = []
+    for R in (R for R in COPIES if min(count, net.batch) >= R):
+        for m in (m for m in pieces if R * m <= net.batch):
+            step = step_of(net, count, R, m, DEVICE, link, ray)
+            options.append((memory_of(net, count, R, m) > MEMORY, step.seconds, R, m, step))
+    _, _, R, m, step = min(options, key=lambda option: option[:2])
+    return R, m, step
+
+
 def shown(step: Priced, pieces: int) -> str:
     """Milliseconds and micro-batches; a star where the driver is the limit."""
     star = "*" if step.driver >= step.path else ""
     return f"{1000 * step.seconds:.0f}{star} (m={pieces})"
+
+
+def with_copies(copies: int, pieces: int, step: Priced) -> str:
+    """The same, with the number of copies."""
+    return f"{shown(step, pieces)[:-1]}, R={copies})"
 
 
 def notes(hop: float) -> list[str]:
@@ -132,10 +173,12 @@ and DP are priced without Ray.""",
         "",
         f"""TreeProp: beta = 0, packed layout, objective=node. GPipe: stages of equal length, one
 forward one backward. DP: data-parallel backpropagation, ring all-reduce, half of it hidden; at most
-one replica per sequence. `used`: GPUs that TreeProp (at most one per line, N / 2), GPipe (at most
-N) and DP can use. m: micro-batches, the best of those tried. A star: the driver is the limit.
-`GB per GPU`: the fullest one, in the same order; more than {MEMORY / 1e9:.0f} does not fit. `GB per
-wave`: the most that all actors together send after one level.""",
+one replica per sequence. x R: R copies of the tree (`replicas=R`) or of the pipeline, each with its
+share of the batch, none of the exchange of gradients hidden; the fastest R of those that fit.
+`used`: GPUs that TreeProp (at most one per line, N / 2), GPipe (at most N) and DP can use. m:
+micro-batches (of a copy), the best of those tried. A star: the driver is the limit. `GB per GPU`:
+the fullest one, in the order of the columns; more than {MEMORY / 1e9:.0f} does not fit. `GB per
+wave`: the most that all actors of one tree together send after one level.""",
     ]
 
 

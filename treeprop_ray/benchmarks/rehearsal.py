@@ -126,4 +126,5 @@ def prices(host: Host, blocks: int, back: float) -> dict[str, float]:
         return {"ahead": 2.0, "learn": 2.0}
     if isinstance(host, ChainHost):  # all blocks of its stage
         return {"ahead": blocks, "head": 1 + back, "back": blocks * back}
-    return {"lift": 1.0, "answer": 2.0, "head": 2.0, "backward": 1.0}
+    two = dict.fromkeys(("answer", "predict", "head", "hint"), 2.0)
+    return {"lift": 1.0, **two, "backward": 1.0}

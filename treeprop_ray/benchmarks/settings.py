@@ -22,6 +22,8 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "gpt": "gpt.run",
     "generate": "generate.run",
     "plan": "plan.run",
+    "finetune": "finetune.run",
+    "replicas": "replicas.run",
 }
 
 

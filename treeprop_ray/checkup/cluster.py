@@ -67,8 +67,8 @@ def placement(settings: Settings, cluster: Cluster) -> Finding:
     except UserError as e:
         return Finding("placement", FAIL, f"experiment={name}: {e}", "lower hosts, or add nodes")
     kind = plan.names[-1].rpartition("/")[2].rpartition("-")[0] or "boundary"
-    many = "" if len(plan.names) == 1 else "s"
-    found = f"experiment={name}: {len(plan.names)} actor{many} ({kind}) with {reserves(plan)} each"
+    many = "" if len(plan.actors) == 1 else "s"
+    found = f"experiment={name}: {len(plan.actors)} actor{many} ({kind}) with {reserves(plan)} each"
     return Finding("placement", OK, f"{found}, {plan.strategy}, device {plan.device}")
 
 

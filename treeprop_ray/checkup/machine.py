@@ -21,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 from treeprop_ray.checkup import FAIL, OK, WARN, Finding, judge, size
 from treeprop_ray.config import Settings
 from treeprop_ray.data.hub import find_root, hub_reachable
+from treeprop_ray.engine import access
 from treeprop_ray.errors import first_line
 
 REQUIRED = {"python": ">=3.10", "torch": ">=2.6", "torchvision": ">=0.21", "ray": ">=2.50"}
@@ -54,6 +55,7 @@ class Facts:
     shm: float | None  # free in /dev/shm
     disks: Mapping[str, tuple[float, float]]  # what it is for -> total, free
     auth: str  # RAY_AUTH_MODE, "" if unset
+    open_token: str = ""  # the file with Ray's token, if others can read it
 
 
 def version(package: str) -> str:
@@ -133,6 +135,7 @@ def look(out: str) -> Facts:
         shm=float(shutil.disk_usage(shm).free) if shm.is_dir() else None,
         disks={what: (float(u.total), float(u.free)) for what, u in usage.items()},
         auth=os.environ.get("RAY_AUTH_MODE", ""),
+        open_token=str(access.token_file()) if access.is_open(access.token_file()) else "",
     )
 
 
@@ -231,6 +234,9 @@ def authentication(facts: Facts) -> Finding:
         return Finding("token", WARN, f"ray {ray} has none", f"pip install 'ray{AUTH_SINCE}'")
     if facts.auth and facts.auth.lower() != "token":
         return Finding("token", WARN, f"RAY_AUTH_MODE={facts.auth}", remedy)
+    if facts.open_token:
+        found = f"{facts.open_token}: others can read it"
+        return Finding("token", WARN, found, f"chmod 600 {facts.open_token}")
     return Finding("token", OK, f"RAY_AUTH_MODE={facts.auth or '(unset: on for a local Ray)'}")
 
 

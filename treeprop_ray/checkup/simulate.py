@@ -70,9 +70,11 @@ def bundles_to_machines(plan: Plan, numbers: Mapping[str, int]) -> list[int]:
     group = placement_group(plan.bundles, strategy=plan.strategy)
     try:
         if not group.wait(GROUP_SECONDS):
-            raise TrainingError(f"Ray did not place {len(plan.names)} bundles of {plan.bundles[0]}")
+            raise TrainingError(
+                f"Ray did not place {len(plan.actors)} bundles of {plan.bundles[0]}"
+            )
         landed = placement_group_table(group)["bundles_to_node_id"]
-        return [numbers[landed[k]] for k in range(len(plan.names))]
+        return [numbers[landed[k]] for k in range(len(plan.actors))]
     finally:
         remove_placement_group(group)
 
@@ -106,7 +108,7 @@ def simulate(settings: Settings, count: int, cpus: int, gpus: int) -> list[Place
     with machines(count, cpus, gpus) as numbers:
         plan = plan_for(settings, runtime.cluster())
         landed = bundles_to_machines(plan, numbers)
-    rows = zip(landed, plan.names, held(settings, plan), strict=True)
+    rows = zip(landed, plan.actors, held(settings, plan) * plan.copies, strict=True)
     return [
         Placed(machine, name.rpartition("/")[2], text, parameters, reserves(plan))
         for machine, name, (text, parameters) in rows

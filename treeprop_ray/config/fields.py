@@ -23,7 +23,8 @@ def opt(default: Any, help: str, **rule: Any) -> Any:
     resumable=True: may differ when a run is taken up again, as it does not change what is computed.
     changeable=True: may differ then if the user says so (resume_with_changes). of_total=True: a
     share of all steps. later=True: the program has gained it later; at its default it is left out
-    of the names of runs. A list may hold `low` … `high`.
+    of the names of runs. A list may hold `low` … `high`; single=True: one number is a list of
+    one.
     """
     metadata = {"help": help, **rule}
     if isinstance(default, list):

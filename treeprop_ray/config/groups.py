@@ -15,7 +15,10 @@ class Run:
     """The run: what is trained, how, and where it is kept."""
 
     experiment: str = opt(
-        "digits", "a file of experiments/, or a path to your own .yaml", resumable=True
+        "digits",
+        "a file of experiments/, or a path to your own .yaml; a+b lays b over a: mnist_d3+literal "
+        "has the paper's formulas to the letter",
+        resumable=True,
     )
     name: str = opt(
         "",
@@ -26,8 +29,8 @@ class Run:
     fresh: bool = opt(False, "start anew even if the run folder holds a run", resumable=True)
     init_from: str = opt(
         "",
-        "weights to begin with: a run folder, a checkpoint (…/checkpoints/step-…) or an exported "
-        "path; parts are taken by name and shape, and only when a run starts",
+        "weights to begin with: a run folder, a checkpoint (…/checkpoints/step-…), an exported "
+        "path or a Hugging Face folder; parts are taken by name and shape, when a run starts",
         later=True,
     )
     init_strict: bool = opt(
@@ -110,6 +113,12 @@ class Machines:
     max_failures: int = opt(
         8, "lost actors a run recovers from before it stops (ray)", low=0, resumable=True
     )
+    elastic: bool = opt(
+        False,
+        "use machines that join: at a recovery point, as many copies as fit, the batch cut into "
+        "the same replicas * microbatches pieces (ray)",
+        resumable=True,
+    )
     wave_timeout: float = opt(
         600.0, "seconds before late actors end the run (ray)", above=0, resumable=True
     )
@@ -131,6 +140,26 @@ class Machines:
     )
     threads: int = opt(1, "torch threads per process", low=1, high=1024, resumable=True)
     microbatches: int = opt(1, "pieces a batch is cut into; gradients add up", low=1)
+    replicas: int = opt(
+        1,
+        "copies of all actors, each with its share of every batch, cut into `microbatches`; the "
+        "weights are those of replicas * microbatches micro-batches in one process",
+        low=1,
+        later=True,
+    )
+    shard_optimizer: bool = opt(
+        False,
+        "each copy keeps and updates its share of the optimizer's state; weights travel in place "
+        "of gradients",
+        resumable=True,
+    )
+    reduce: str = opt(
+        "exact",
+        "how copies add up gradients: exact: in the order of one process; fast: each copy its own "
+        "micro-batches first, which is less memory and traffic and another rounding",
+        choices=["exact", "fast"],
+        later=True,
+    )
     recompute: bool = opt(
         False,
         "tree, bp: activation checkpointing; a block keeps its input only and runs again in the "
@@ -151,7 +180,12 @@ class Machines:
     )
 
     def check(self) -> None:
-        """A backend is for compiling."""
+        """A backend is for compiling, and copies must be there to be added up."""
+        if self.replicas == 1 and (self.shard_optimizer or self.reduce != "exact"):
+            word = "shard_optimizer=true" if self.shard_optimizer else f"reduce={self.reduce}"
+            raise UserError(f"{word}: is about copies; needs replicas of at least 2")
+        if self.reduce != "exact" and self.engine == "local":
+            raise UserError(f"reduce={self.reduce}: one process has one order; use engine=ray")
         if self.compile_backend != "inductor" and not self.compile:
             raise UserError(f"compile_backend={self.compile_backend}: needs compile=true")
 
@@ -221,6 +255,18 @@ class Training:
         changeable=True,
     )
     clip: float = opt(0.0, "clip the global gradient norm; 0 = off", low=0, changeable=True)
+    finish: float = opt(
+        0.0,
+        "tree: share of all steps, the last, by backpropagation of finish_path, on the same "
+        "actors, with the same optimizer and schedule (chain_lr ends where it begins)",
+        low=0,
+        high=1,
+        of_total=True,
+        later=True,
+    )
+    finish_path: str = opt(
+        "full", "the path of the last steps: full (the deployed chain) or spine-k", later=True
+    )
     patience: int = opt(
         0,
         "end the run after so many epochs without a better validation score of the full chain; "
@@ -271,10 +317,53 @@ class Objective:
     beta: float = opt(0.0, "share of the right-boundary correction", low=0, high=1)
     correction: str = opt(
         "mean",
-        "gradient of the mean-reduced right loss, or the literal per-sample product (leaks labels)",
-        choices=["mean", "vjp"],
+        "mean: gradient of the mean-reduced right loss; vjp: the literal per-sample product (leaks "
+        "labels); normalised: as long, for each sample, as correction_scale times the forward "
+        "estimate; clipped: vjp, for each sample at most that long",
+        choices=["mean", "vjp", "normalised", "clipped"],
     )
-    correction_scale: float = opt(1.0, "factor on the correction", low=0)
+    correction_scale: float = opt(
+        1.0,
+        "factor on the correction; normalised, clipped: norm of the correction over that of the "
+        "forward estimate",
+        low=0,
+    )
+    input: str = opt(
+        "mean",
+        "what the right blocks read for their loss: the forward estimate, or the sample z_n (the "
+        "formula)",
+        choices=["mean", "sample"],
+        later=True,
+    )
+    ce_at: str = opt(
+        "mean",
+        "where the cross-entropy is taken: at the forward estimate, or at the sample z_n (the "
+        "formula)",
+        choices=["mean", "sample"],
+        later=True,
+    )
+    reduction: str = opt(
+        "mean",
+        "own and right: means over elements; or summed over the elements of a label and, gaussian, "
+        "over 2 sigma_p^2 with sigma_p^2 = 2 sigma^2, which are nats (the formula)",
+        choices=["mean", "sigma"],
+        later=True,
+    )
+    bernoulli: str = opt(
+        "kl",
+        "bernoulli states; kl: the KL, alpha + beta = 1, the right side read as an estimate of the "
+        "state; literal: binary cross-entropy, alpha and beta free, the formula of the mean as it "
+        "stands",
+        choices=["kl", "literal"],
+        later=True,
+    )
+    levels: str = opt(
+        "all",
+        "own and right at every level; or only where the block is one of the chain: the N - 1 "
+        "terms of the bound (coarser right blocks then learn nothing)",
+        choices=["all", "finest"],
+        later=True,
+    )
     sigma: float = opt(0.0, "noise of the posterior samples (gaussian)", low=0)
     noise_schedule: str = opt(
         "depth", "depth: sigma * sqrt(2^(D-s)) at level s; flat: sigma", choices=["depth", "flat"]

@@ -1,4 +1,7 @@
-"""Reading settings: defaults < experiments/<name>.yaml < `key=value` on the command line."""
+"""Reading settings: defaults < experiments/<name>.yaml < `key=value` on the command line.
+
+`experiment=mnist_d3+literal` lays the second file over the first.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from treeprop_ray.config.fields import check, title_of, walk
+from treeprop_ray.config.secrets import hidden
 from treeprop_ray.config.settings import CHANGEABLE, RESUMABLE, Settings
 from treeprop_ray.errors import UserError, first_line
 
@@ -32,7 +36,18 @@ def read_yaml(path: Path, what: str) -> DictConfig:
         raise UserError(f"{what}: not readable as YAML: {first_line(e)}") from e
     if not isinstance(loaded, DictConfig):
         raise UserError(f"{what}: must hold key: value lines")
+    if found := _interpolation(OmegaConf.to_container(loaded, resolve=False)):
+        raise UserError(f"{what}: {found}: ${{…}} is not resolved in files; write the value")
     return loaded
+
+
+def _interpolation(value: Any) -> str:
+    """The first text that would be replaced, by an environment variable for one; empty if none."""
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list):
+        return next((found for each in value if (found := _interpolation(each))), "")
+    return value if isinstance(value, str) and "${" in value else ""
 
 
 def experiment_file(name: str) -> Path:
@@ -44,6 +59,24 @@ def experiment_file(name: str) -> Path:
         known = ", ".join(sorted(p.stem for p in EXPERIMENTS.glob("*.yaml")))
         raise UserError(f"experiment={name}: one of {known}, or a path that ends in .yaml")
     return path
+
+
+def experiment_files(name: str) -> list[Path]:
+    """The YAMLs of an experiment, later ones on top of earlier ones."""
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        return [Path(name)]  # a + in the name of a file is one
+    return [experiment_file(part) for part in name.split("+")]
+
+
+def experiment_title(name: str) -> str:
+    """An experiment without the folders and endings of its files."""
+    return "+".join(Path(part).stem for part in name.split("+"))
+
+
+def experiment_layer(name: str) -> DictConfig:
+    """What the files of an experiment say, as one."""
+    files = [read_yaml(path, f"experiment={name}") for path in experiment_files(name)]
+    return cast(DictConfig, OmegaConf.merge(*files))
 
 
 def parse_overrides(args: Sequence[str]) -> DictConfig:
@@ -88,11 +121,13 @@ def _check_flags(schema: type, source: str, layer: DictConfig) -> None:
 
 
 def _check_lists(schema: type, source: str, layer: DictConfig) -> None:
-    """omegaconf speaks of its own types."""
-    for key, _, default in walk(schema()):
+    """omegaconf speaks of its own types; where the field says so a number is a list of one."""
+    for key, f, default in walk(schema()):
         if isinstance(default, list):
             value = OmegaConf.select(layer, key, throw_on_resolution_failure=False)
-            if value is not None and not OmegaConf.is_list(value):
+            if type(value) is int and f.metadata.get("single"):
+                OmegaConf.update(layer, key, [value])
+            elif value is not None and not OmegaConf.is_list(value):
                 raise UserError(f"{source}{key}={value}: a list such as [{value}]")
 
 
@@ -140,11 +175,10 @@ def load(args: Sequence[str], schema: type[Settings] = Settings) -> Settings:
     name = words.get("experiment", Settings().experiment)
     if not isinstance(name, str):
         raise UserError(f"experiment={name}: must be a name or a path")
-    path = experiment_file(name)
-    source = f"{path.name}: "
-    return cast(
-        Settings, merge(schema, (source, read_yaml(path, f"experiment={name}")), ("", words))
-    )
+    files = [
+        (f"{path.name}: ", read_yaml(path, f"experiment={name}")) for path in experiment_files(name)
+    ]
+    return cast(Settings, merge(schema, *files, ("", words)))
 
 
 def load_file(path: Path) -> Settings:
@@ -153,8 +187,12 @@ def load_file(path: Path) -> Settings:
 
 
 def to_yaml(settings: Any) -> str:
-    """The resolved settings as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.structured(settings))
+    """The resolved settings as YAML, without the credentials of URLs."""
+    shown = OmegaConf.structured(settings)
+    for key, _, value in walk(settings):
+        if hidden(value) != value:
+            OmegaConf.update(shown, key, hidden(value))
+    return OmegaConf.to_yaml(shown)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,11 +219,13 @@ def differences(old: Settings, new: Settings) -> list[str]:
 
 def changes(old: Settings, new: Settings) -> list[Change]:
     """Settings that differ and change what is computed."""
-    a = {k: v for k, _, v in walk(old)}
-    b = {k: v for k, _, v in walk(new)}
+    a = {k: hidden(v) for k, _, v in walk(old)}
+    b = {k: hidden(v) for k, _, v in walk(new)}
     moving = set(RESUMABLE) - {"storage"}  # elsewhere the checkpoints would not be found
     if old.schedule != "constant" or any(shares_of_total(old)):
         moving -= {"epochs", "steps"}  # learning rate and stage of step t depend on the total
+    if old.pieces == new.pieces and old.reduce == new.reduce == "exact":
+        moving |= {"microbatches", "replicas"}  # the batch is cut the same way
     return [Change(k, a[k], b[k]) for k in a if a[k] != b[k] and k not in moving]
 
 
@@ -200,14 +240,34 @@ def run_name(settings: Settings) -> str:
     """The given name, or one that is the same for the same command."""
     if settings.name:
         return settings.name
+    short = _digest(_science(settings, LENGTH))[:6]
+    return f"{experiment_title(settings.experiment)}-{settings.method}-s{settings.seed}-{short}"
+
+
+def computed(settings: Settings) -> dict[str, Any]:
+    """The settings that say what a run computes: those that must not differ on resume."""
+    fixed = settings.schedule == "constant" and not any(shares_of_total(settings))
+    return _science(settings, () if fixed else ("epochs", "steps"))
+
+
+def digest(settings: Settings) -> str:
+    """Names what a run computes."""
+    return _digest(computed(settings))[:16]
+
+
+def _science(settings: Settings, besides: Sequence[str]) -> dict[str, Any]:
+    """Settings that are not resumable, and some besides; later ones only if not at default."""
     default = {k: v for k, _, v in walk(Settings())}
-    science = {
-        k: v
+    return {
+        k: hidden(v)
         for k, f, v in walk(settings)
-        if (k not in RESUMABLE or k in LENGTH) and not (f.metadata.get("later") and v == default[k])
+        if (k not in RESUMABLE or k in besides)
+        and not (f.metadata.get("later") and v == default[k])
     }
-    digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:6]
-    return f"{Path(settings.experiment).stem}-{settings.method}-s{settings.seed}-{digest}"
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def describe(settings: Any) -> list[tuple[str, list[tuple[str, str, str]]]]:

@@ -55,11 +55,48 @@ class Model:
         False,
         "gpt: the last of the blocks is part of the head, so N = blocks and short paths end in it",
     )
+    group: list[int] = opt(
+        [],
+        "layers (model.blocks of them) in each block of the tree: 2 for all, the last ones longer "
+        "where it does not divide, or [2,2,3] one by one; [] = 1. The chain is exported layer by "
+        "layer",
+        low=1,
+        high=4096,
+        single=True,
+        later=True,
+    )
+    auxiliary_layers: int = opt(
+        1,
+        "layers of an auxiliary block, at most those of the chain beside it",
+        low=1,
+        high=4096,
+        later=True,
+    )
+    span: float = opt(
+        0.0,
+        "choose model.group: the deepest tree whose critical path is at most this share of "
+        "backpropagation's (--cfg shows it); 0 = as model.group says",
+        low=0,
+        high=1,
+        later=True,
+    )
+
+    @property
+    def layers(self) -> int:
+        """Layers of a shipped network before its head."""
+        return self.blocks - self.output_block
 
     def check(self) -> None:
         """What fits together in a shipped network; what depends on the data is checked with it."""
+        if self.span and self.group:
+            raise UserError(f"model.span={self.span}: chooses model.group; leave out {self.group}")
         if dotted(self.name):
             return
+        if len(self.group) > 1 and sum(self.group) != self.layers:
+            raise UserError(
+                f"model.group={self.group}: has {sum(self.group)} layers, must have the "
+                f"{self.layers} before the head"
+            )
         if self.name in ("vit", "gpt"):
             if self.hidden % self.heads:
                 divisors = [str(h) for h in range(1, self.hidden + 1) if self.hidden % h == 0]
@@ -106,9 +143,15 @@ class Data:
     augment: str = opt(
         "none",
         "training images only; crop_flip: random shift by up to an eighth of the side and "
-        "horizontal flip; standard: that and RandAugment (2 operations of magnitude 9, chosen for "
-        "every 16 samples of a batch)",
+        "horizontal flip; standard: that and RandAugment (2 operations of magnitude 9)",
         choices=["none", "crop_flip", "standard"],
+    )
+    augment_group: int = opt(
+        16,
+        "augment=standard: samples of a batch that share RandAugment's choice of operations; 1 = "
+        "each has its own",
+        low=1,
+        later=True,
     )
     permuted: bool = opt(False, "read the numbers of a sequence in one fixed random order")
     length: int = opt(64, "tokens of a text window, steps of the adding task", low=2, high=2**20)
@@ -152,6 +195,20 @@ class Time:
         "own states in place of the tree's, by the label that the coarser cells lead them to",
         choices=["paper", "boost", "lookahead"],
     )
+    loss: str = opt(
+        "mean",
+        "squared distances of a depth's nodes, and of the sweeps' positions: their mean or sum (of "
+        "a sample)",
+        choices=["mean", "sum"],
+        later=True,
+    )
+    gradient: str = opt(
+        "both",
+        "gradient of a node through both applications of its cell, or through the one that "
+        "predicts its right end",
+        choices=["both", "one"],
+        later=True,
+    )
     shards: int = opt(
         1,
         "engine=ray: actors that share the nodes of a wide depth; a power of 2",
@@ -177,6 +234,13 @@ class Time:
                 f"time.sweeps={self.sweeps}: time.recipe=lookahead has none, the deployed cell "
                 "goes over its own states; use 0"
             )
+        for key, default in (("loss", "mean"), ("gradient", "both")):
+            value = getattr(self, key)
+            if value != default and self.recipe == "lookahead":
+                raise UserError(
+                    f"time.{key}={value}: is a reading of the paper; time.recipe=lookahead has "
+                    f"{default}"
+                )
         if shards > 1 and self.sweeps // 2 > nodes // shards:
             raise UserError(
                 f"time.shards={shards}: a window of {nodes // shards} nodes is shorter than what "

@@ -29,13 +29,18 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
 
     @property
     def pieces(self) -> int:
-        """Pieces of an optimizer step: micro-batches of every batch."""
-        return self.microbatches * self.accumulate
+        """Pieces of an optimizer step: micro-batches of every copy's share of every batch."""
+        return self.microbatches * self.accumulate * self.replicas
 
     def check(self) -> None:
         """What concerns several groups; what depends on the method is checked by the method."""
         if self.microbatches > self.batch:
             raise UserError(f"microbatches={self.microbatches}: at most batch={self.batch} pieces")
+        if self.pieces > self.step_samples:
+            raise UserError(
+                f"replicas={self.replicas} microbatches={self.microbatches}: more pieces than "
+                f"batch={self.batch}"
+            )
         self._check_text()
         if recurrent(self):
             self._check_recurrent()
@@ -69,6 +74,12 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
                 raise UserError(
                     f"{key}={getattr(self, key)}: recurrent networks pass the forward state on; "
                     f"use {key}={neutral}"
+                )
+        for key in ("group", "auxiliary_layers", "span"):
+            if (value := getattr(self.model, key)) != getattr(Model(), key):
+                raise UserError(
+                    f"model.{key}={value}: is for networks of blocks, not "
+                    f"model.name={self.model.name}"
                 )
         if self.loss != Loss():
             raise UserError(

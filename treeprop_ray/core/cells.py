@@ -26,13 +26,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from treeprop_ray.core.gradients import accumulate
+
 Kept = tuple[Tensor, ...]
 
 
 def add_grad(parameter: Tensor, grad: Tensor) -> None:
     """Add to a parameter's gradient."""
-    grad = like(grad, parameter)
-    parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
+    accumulate(parameter, like(grad, parameter))
 
 
 def like(t: Tensor, other: Tensor) -> Tensor:

@@ -16,20 +16,33 @@ EPS = 1e-6
 
 
 def posterior_mean(
-    mu_fwd: Tensor, correction: Tensor | None, alpha: float, beta: float, family: str
+    mu_fwd: Tensor, correction: Tensor | None, alpha: float, beta: float, kind: str
 ) -> Tensor:
     """mu = alpha * mu_fwd + beta * correction.
 
     Bernoulli: the right side is read as an estimate of z_n itself, mu_fwd + correction, so with
-    alpha + beta = 1 the mean stays a probability.
+    alpha + beta = 1 the mean stays a probability. `bce` (bernoulli=literal): as it stands, kept
+    inside (EPS, 1 - EPS).
     """
-    if family == "bernoulli":
+    if kind == "bernoulli":
         if correction is None:
             return mu_fwd
         mu = torch.add(mu_fwd, correction, alpha=beta)
         return inside(mu) if mu.requires_grad else mu.clamp_(EPS, 1 - EPS)
     mu = mu_fwd if alpha == 1 else alpha * mu_fwd
-    return mu if correction is None else torch.add(mu, correction, alpha=beta)
+    if correction is None:
+        return mu
+    mu = torch.add(mu, correction, alpha=beta)
+    return inside(mu) if kind == "bce" else mu
+
+
+def sized(push: Tensor, mu_fwd: Tensor, ratio: float, longer: bool) -> Tensor:
+    """`push` with the norm ratio * |mu_fwd|, sample by sample; `longer=False`: at most that."""
+    norms, limits = (full(t).flatten(1).norm(dim=1) for t in (push, mu_fwd))
+    factors = torch.where(norms > 0, ratio * limits / norms, 0.0)
+    if not longer:
+        factors = factors.clamp(max=1)
+    return push * factors.to(push.dtype).view(-1, *[1] * (push.dim() - 1))
 
 
 def sigma_at(sigma: float, level: int, depth: int, schedule: str = "depth") -> float:
@@ -37,28 +50,40 @@ def sigma_at(sigma: float, level: int, depth: int, schedule: str = "depth") -> f
     return sigma * math.sqrt(2 ** (depth - level)) if schedule == "depth" else sigma
 
 
-def divergence(mu_q: Tensor, mu_p: Tensor, family: str) -> Tensor:
+def divergence(mu_q: Tensor, mu_p: Tensor, kind: str) -> Tensor:
     """The part of KL(q || p) that depends on the means, summed over all elements.
 
     Gaussian: squared error. Bernoulli: the KL itself, i.e. binary cross-entropy less the entropy
     of q. The entropy is a constant unless q's side is differentiated too (target_gradient); then
-    plain cross-entropy would reward saturated states and the tree collapses.
+    plain cross-entropy (`bce`) also rewards saturated states.
     """
     mu_q, mu_p = full(mu_q), full(mu_p)
-    if family == "bernoulli":
+    if kind == "bernoulli":
         return kl_bernoulli(inside(mu_q), inside(mu_p)).sum()
+    if kind == "bce":
+        mu_q, mu_p = inside(mu_q), inside(mu_p)
+        return -(mu_q * mu_p.log() + (1 - mu_q) * (1 - mu_p).log()).sum()
     return ((mu_q - mu_p) ** 2).sum()
 
 
 def divergence_slopes(
-    mu_q: Tensor, mu_p: Tensor, family: str, scale: float
+    mu_q: Tensor, mu_p: Tensor, kind: str, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """scale * divergence with its gradients at mu_q and mu_p written out (no graph, few passes).
 
-    Bernoulli: d/d(mu_p) = (mu_p - mu_q) / (mu_p (1 - mu_p)), d/d(mu_q) = logit(mu_q) - logit(mu_p).
+    Bernoulli: d/d(mu_p) = (mu_p - mu_q) / (mu_p (1 - mu_p)), d/d(mu_q) = logit(mu_q) - logit(mu_p);
+    `bce`: the same, but d/d(mu_q) = -logit(mu_p).
     """
     mu_q, mu_p = full(mu_q), full(mu_p)
-    if family == "bernoulli":
+    if kind == "bce":
+        mu_q, mu_p = mu_q.clamp(EPS, 1 - EPS), mu_p.clamp(EPS, 1 - EPS)
+        rest = 1 - mu_p
+        of_zero = rest.log()
+        at_q = of_zero - mu_p.log()
+        value = torch.dot(mu_q.flatten(), at_q.flatten()).sub_(of_zero.sum())
+        at_p = (mu_p - mu_q).div_(rest.mul_(mu_p)).mul_(scale)
+        return value.mul_(scale), at_q.mul_(scale), at_p
+    if kind == "bernoulli":
         mu_q, mu_p = mu_q.clamp(EPS, 1 - EPS), mu_p.clamp(EPS, 1 - EPS)
         rest = 1 - mu_p
         of_zero = (1 - mu_q).div_(rest).log_()

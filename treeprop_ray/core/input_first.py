@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from treeprop_ray.core.gradients import accumulate
+
 Forks = dict[Node, list[Tensor]]  # nodes that lead to the leaf and, aside from it, to weights
 
 
@@ -48,10 +50,8 @@ def input_first(out: Tensor, slope: Tensor, leaf: Tensor) -> Callable[[], None]:
             for weight, gradient in zip(
                 found, torch.autograd.grad(edges, found, [g for _, g in reached]), strict=True
             ):
-                if weight.grad is None:
-                    weight.grad = torch.empty_like(weight).copy_(gradient)
-                else:
-                    weight.grad += gradient
+                fresh = weight.grad is None
+                accumulate(weight, torch.empty_like(weight).copy_(gradient) if fresh else gradient)
 
     return weights_later
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from treeprop_ray.core.fresh import fresh_copy
+from treeprop_ray.core.grouping import Grouping, grouping, sizes_of
+from treeprop_ray.core.own_blocks import (
+    check_exits,
+    check_shape,
+    default_auxiliary,
+    named_blocks,
+    probe_shapes,
+    with_exits,
+)
+from treeprop_ray.core.packed import form_of, packed
 from treeprop_ray.core.rng import seeded
-from treeprop_ray.core.states import ExitHead, Path, Spec, next_state, spec_of, split_stem
+from treeprop_ray.core.states import Path, Spec, Stack, spec_of
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.errors import UserError
 
@@ -63,15 +73,33 @@ class Blueprint:
     family: str = "gaussian"
     tie: Callable[[nn.Module, nn.Module], None] | None = None  # (stem, head): shared weights
     context: Any = None  # what the stem gives besides z_0, anything in place of its tensors
+    grouping: Grouping | None = None  # layers in the tree's blocks; `block` then makes a layer
+
+    def grouped(self, grouping: Grouping | None) -> Blueprint:
+        """The same network over a tree whose blocks have several layers."""
+        return replace(self, N=grouping.N, grouping=grouping) if grouping else self
+
+    def tree(self, split: str) -> Tree:
+        """The tree over its blocks."""
+        return Tree(self.N, split, self.grouping)
 
     def build(self, edge: Edge, seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The freshly initialised block of an edge; depends on (seed, edge) only."""
+        grouping = self.grouping
+        if edge == STEM:
+            return self._make(edge, self.stem, seed, dtype)
+        if edge[1] == self.N:
+            return self._make(grouping.head if grouping else edge, self.head, seed, dtype)
+        if grouping is None:
+            return self._make(edge, partial(self.block, *edge), seed, dtype)
+        layers = grouping.layers(edge)
+        return stacked({e: self._make(e, partial(self.block, *e), seed, dtype) for e in layers})
+
+    def _make(
+        self, edge: Edge, make: Callable[[], nn.Module], seed: int, dtype: torch.dtype
+    ) -> nn.Module:
         with seeded(seed, "init", edge_name(edge)):
-            if edge == STEM:
-                module = self.stem()
-            else:
-                module = self.head() if edge[1] == self.N else self.block(*edge)
-        return module.to(dtype)
+            return make().to(dtype)
 
     def build_all(
         self, edges: Sequence[Edge], seed: int, dtype: torch.dtype = torch.float32
@@ -103,6 +131,11 @@ class Blueprint:
         """Numbers in a part; nothing is allocated."""
         with torch.device("meta"):
             return count_parameters(self.build(edge_of(name), 0))
+
+
+def stacked(layers: Mapping[Edge, nn.Module]) -> Stack:
+    """Layers as one block."""
+    return Stack(OrderedDict((edge_name(edge), layer) for edge, layer in layers.items()))
 
 
 class TreeNetwork(nn.Module):
@@ -144,6 +177,8 @@ class TreeNetwork(nn.Module):
         example: Tensor,
         split: str = "floor",
         family: str = "gaussian",
+        group: int | Sequence[int] = 1,
+        auxiliary_layers: int = 1,
         auxiliary: Callable[[int, int], nn.Module] | None = None,
         exits: Mapping[int, nn.Module] | Callable[[int], nn.Module | None] | None = None,
         seed: int = 1,
@@ -152,39 +187,45 @@ class TreeNetwork(nn.Module):
 
         `example` is one small input batch; it is sent through once to check every shape.
         `auxiliary(l, r)` makes the block of a longer edge z_l -> z_r; by default a freshly
-        initialised copy of one of the blocks with that input and output shape. A stem may return
+        initialised copy of one of the blocks with that input and output shape. With `group` (how
+        many, or [2, 2, 3] one by one) several of `blocks` are one block of the tree, and auxiliary
+        blocks have `auxiliary_layers` layers, each made by auxiliary(l, r) with l and r counting
+        `blocks`; paths show them one by one. A stem may return
         (z_0, context) with what all blocks need besides their state (core/states.py); a block that
-        returns a tuple gives its state first. Where the shapes of states differ along the chain,
-        `exits` brings a state that ends a short path into the form the head takes: a module for
-        its index, {2: pool}, or a function of the index.
+        returns a tuple gives its state first, in a dict it is `state` or `hidden_states`. A stem
+        that returns a dict, or (dict or tuple, context), makes states of several tensors, which
+        every block takes and returns (core/packed.py). Where the shapes of states differ along the
+        chain, `exits` brings a state that ends a short path into the form the head takes: a module
+        for its index, {2: pool}, or a function of the index.
         """
         chain = list(blocks)
         if not chain:
             raise UserError("blocks=[]: at least one block before the head")
         stem = stem if stem is not None else nn.Identity()
         check_unshared({"stem": stem, **named_blocks(chain), "head": head})
-        tree = Tree(len(chain) + 1, split)
+        tree = grouped_tree(len(chain), split, group, auxiliary_layers)
+        if form := form_of(stem, example):
+            if exits:
+                raise UserError("exits=…: is for states of one tensor, the stem gives several")
+            stem, chain, head, auxiliary = packed(stem, chain, head, auxiliary, form)
         states, context, plain = probe_shapes(stem, chain, head, example)
-        made: dict[Edge, nn.Module] = {(i, i + 1): block for i, block in enumerate(chain)}
-        made[tree.head] = with_exits(head, exits, tree, states) if exits else head
-        for edge in tree.blocks:
-            if edge in made:
-                continue
+
+        def layer(edge: Edge, in_chain: bool) -> nn.Module:
+            if in_chain:
+                return chain[edge[0]]
             with seeded(seed, "init", edge_name(edge)):
-                made[edge] = (
-                    auxiliary(*edge) if auxiliary else default_auxiliary(chain, states, edge)
-                )
-            check_shape(
-                made[edge],
-                f"auxiliary block {edge_name(edge)}",
-                states[edge[0]],
-                states[edge[1]],
-                context,
-            )
-        check_unshared(named({STEM: stem, **made}))
-        check_exits(made[tree.head], tree, states)
+                made = auxiliary(*edge) if auxiliary else default_auxiliary(chain, states, edge)
+            what, (z_in, z_out) = f"auxiliary block {edge_name(edge)}", (states[i] for i in edge)
+            check_shape(made, what, z_in, z_out, context)
+            return made
+
+        blocks_of = tree_blocks(tree, layer)
+        at = [states[i] for i in tree.grouping.cuts] if tree.grouping else states
+        blocks_of[tree.head] = with_exits(head, exits, tree, at) if exits else head
+        check_unshared(named({STEM: stem, **blocks_of}))
+        check_exits(blocks_of[tree.head], tree, at)
         spec = None if context is None else spec_of(context)
-        return cls(tree, stem, made, family, spec, plain)
+        return cls(tree, stem, blocks_of, family, spec, plain)
 
     def block(self, edge: Edge) -> nn.Module:
         """The block that serves an edge (the head for every edge that ends at N)."""
@@ -197,7 +238,13 @@ class TreeNetwork(nn.Module):
     def path(self, indices: Sequence[int]) -> nn.Sequential:
         """The plain network along a path such as [0, 4, 6, 7, 8]; shares weights with the tree."""
         parts = [("stem", self.stem)]
-        parts += [(edge_name(e), self.block(e)) for e in self.tree.path_edges(indices)]
+        for edge in self.tree.path_edges(indices):
+            block = self.block(edge)
+            if isinstance(block, Stack):  # layer by layer
+                parts += list(block.named_children())
+            else:
+                grouping = self.tree.grouping
+                parts.append((edge_name(grouping.head if grouping else edge), block))
         return (nn.Sequential if self.plain else Path)(OrderedDict(parts))
 
     def chain(self) -> nn.Sequential:
@@ -210,9 +257,30 @@ class TreeNetwork(nn.Module):
         return out
 
 
-def named_blocks(chain: Sequence[nn.Module]) -> dict[str, nn.Module]:
-    """The blocks of a chain by what an error calls them."""
-    return {f"block {i + 1}": block for i, block in enumerate(chain)}
+def grouped_tree(
+    layers: int, split: str, group: int | Sequence[int], auxiliary_layers: int
+) -> Tree:
+    """The tree over a chain of so many layers, several of which may be one block."""
+    group = [group] if isinstance(group, int) else list(group)
+    if min([*group, auxiliary_layers], default=1) < 1:
+        raise UserError(f"group={group} auxiliary_layers={auxiliary_layers}: at least 1")
+    chosen = grouping(sizes_of(group, layers), auxiliary_layers)
+    return Tree(chosen.N if chosen else layers + 1, split, chosen)
+
+
+def tree_blocks(tree: Tree, layer: Callable[[Edge, bool], nn.Module]) -> dict[Edge, nn.Module]:
+    """The blocks of a tree but the head, of layers that `layer(edge, whether in the chain)` makes;
+    the edge counts single layers."""
+    blocks: dict[Edge, nn.Module] = {}
+    for edge in tree.blocks:
+        in_chain = edge[1] - edge[0] == 1
+        if edge == tree.head:
+            continue
+        if tree.grouping is None:
+            blocks[edge] = layer(edge, in_chain)
+        else:
+            blocks[edge] = stacked({e: layer(e, in_chain) for e in tree.grouping.layers(edge)})
+    return blocks
 
 
 def check_unshared(parts: Mapping[str, nn.Module]) -> None:
@@ -238,118 +306,3 @@ def check_unshared(parts: Mapping[str, nn.Module]) -> None:
 def count_parameters(module: nn.Module) -> int:
     """Distinct trainable numbers in a module."""
     return sum(p.numel() for p in module.parameters())
-
-
-def _meta_run(module: nn.Module, what: str, z: Tensor, context: Any = None) -> Any:
-    try:
-        with torch.no_grad():
-            return module(z) if what == "stem" else next_state(module, z, context)
-    except Exception as e:
-        reason = str(e).split("\n")[0]
-        raise UserError(
-            f"{what}: does not take an input of shape {tuple(z.shape)}: {reason}"
-        ) from e
-
-
-def _checked_run(module: nn.Module, what: str, z: Tensor, context: Any = None) -> Tensor:
-    out = _meta_run(module, what, z, context)
-    if not isinstance(out, Tensor):
-        raise UserError(f"{what}: must return one tensor, not {type(out).__name__}")
-    return out
-
-
-def probe_shapes(
-    stem: nn.Module, chain: Sequence[nn.Module], head: nn.Module, example: Tensor
-) -> tuple[list[Tensor], Any, bool]:
-    """The states z_0 … z_{N-1} of one example batch, the context, and whether all blocks give one
-    tensor; a misfit names the block."""
-    modes = [(m, m.training) for m in (stem, *chain, head)]
-    for m, _ in modes:
-        m.eval()
-    returned: list[bool] = []
-    hooks = [
-        m.register_forward_hook(lambda _m, _in, out: returned.append(isinstance(out, Tensor)))
-        for m in chain
-    ]
-    z_0, context = split_stem(_meta_run(stem, "stem", example))
-    states = [z_0]
-    for i, block in enumerate(chain):
-        states.append(_checked_run(block, f"block {i + 1}", states[-1], context))
-    for hook in hooks:
-        hook.remove()
-    _checked_run(head, "head", states[-1])
-    for m, mode in modes:
-        m.train(mode)
-    return states, context, all(returned)
-
-
-def with_exits(
-    head: nn.Module,
-    exits: Mapping[int, nn.Module] | Callable[[int], nn.Module | None],
-    tree: Tree,
-    states: Sequence[Tensor],
-) -> nn.Module:
-    """The head with what brings each spine state into its form."""
-    spine = [node.n for node in tree.spine]
-    given = {n: exits(n) for n in spine} if callable(exits) else dict(exits)
-    chosen: dict[tuple[int, ...], nn.Module] = {}
-    for n, module in given.items():
-        if n not in spine:
-            raise UserError(
-                f"exits={n}: no short path ends at z_{n}; those that do: "
-                f"{', '.join(map(str, spine))}"
-            )
-        shape = tuple(states[n].shape[1:])
-        if module is not None and chosen.setdefault(shape, module) is not module:
-            raise UserError(
-                f"exits={n}: z_{n} has the shape {shape} of another exit, and an exit is chosen by "
-                "the state's shape; give one module for both"
-            )
-    return ExitHead(head, chosen)
-
-
-def check_exits(head: nn.Module, tree: Tree, states: Sequence[Tensor]) -> None:
-    """Raise UserError unless the head takes the state of every spine node."""
-    mode = head.training
-    head.eval()
-    for node in tree.spine:
-        if states[node.n].shape != states[-1].shape:
-            try:
-                with torch.no_grad():
-                    head(states[node.n])
-            except Exception as e:
-                raise UserError(
-                    f"head: takes z_{tree.N - 1} of shape {tuple(states[-1].shape)}, but not "
-                    f"z_{node.n} of shape {tuple(states[node.n].shape)}, which ends a short path; "
-                    f"give exits={{{node.n}: module}} that brings it into that form"
-                ) from e
-    head.train(mode)
-
-
-def check_shape(
-    module: nn.Module, what: str, z_in: Tensor, z_out: Tensor, context: Any = None
-) -> None:
-    """Raise UserError unless `module` maps a state like z_in to one shaped like z_out."""
-    mode = module.training
-    got = _checked_run(module.eval(), what, z_in, context)
-    module.train(mode)
-    if got.shape != z_out.shape:
-        raise UserError(f"{what}: gives shape {tuple(got.shape)}, must give {tuple(z_out.shape)}")
-
-
-def default_auxiliary(
-    chain: Sequence[nn.Module], states: Sequence[Tensor], edge: Edge
-) -> nn.Module:
-    """A fresh copy of a chain block that maps z_l's shape to z_r's, the nearest one first."""
-    l, r = edge
-    fits = [
-        i for i in range(len(chain))
-        if states[i].shape == states[l].shape and states[i + 1].shape == states[r].shape
-    ]  # fmt: skip
-    if not fits:
-        raise UserError(
-            f"auxiliary block {edge_name(edge)}: no block maps shape {tuple(states[l].shape)} to "
-            f"{tuple(states[r].shape)}; pass auxiliary=lambda l, r: … that makes one"
-        )
-    nearest = min(fits, key=lambda i: abs(i - l))
-    return fresh_copy(chain[nearest], f"auxiliary block {edge_name(edge)}")

@@ -9,13 +9,17 @@ A node never sees another node's autograd graph. Tensors come in and go out deta
                   and adjoints for z_l and z_r
 
 At a spine node (2) is the head's business (`Boundary.answer`); the rest is the same.
+
+input=sample and ce_at=sample have the right-hand loss at the sample: (2) then gives the correction
+alone (`answer`, `Boundary.hint`), and after (3) `predict`, or `Boundary.answer` and `hear`, give
+the gradient at z_n.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
@@ -24,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from treeprop_ray.core import factor
 from treeprop_ray.core.loss import counted
-from treeprop_ray.core.objective import correction_of, head_loss
+from treeprop_ray.core.objective import correction_by_product, correction_of, head_loss
 from treeprop_ray.core.rng import derive, normal_rows
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Node, Tree
@@ -51,6 +55,7 @@ class Saved:
     z_l: Tensor
     mu_fwd: Tensor  # with the graph of f_left: the only graph that is kept
     gradient: Tensor | None = None  # d(right loss or ce)/d(mu_fwd), unweighted
+    at_sample: Tensor | None = None  # d(weighted right loss or ce)/d(z_n), if it is at z_n
     correction: Tensor | None = None
     adj_r: Tensor | None = None
     own_slope: Tensor | None = None  # d(weighted own)/d(mu_fwd)
@@ -58,17 +63,25 @@ class Saved:
 
 @dataclass
 class Losses:
-    """Running sums of a node's unweighted terms over the pieces of a step."""
+    """A node's unweighted terms: one value for each piece of a step."""
 
-    terms: dict[str, Tensor] = field(default_factory=dict)
+    pieces: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, name: str, value: Tensor) -> None:
-        value = value.detach()
-        self.terms[name] = self.terms[name] + value if name in self.terms else value
+        self.pieces.setdefault(name, []).append(value.detach())
+
+    @property
+    def terms(self) -> dict[str, Tensor]:
+        """The sums over pieces, one after the other."""
+        return {name: reduce(torch.add, values) for name, values in self.pieces.items()}
 
     def take(self) -> dict[str, Tensor]:
-        taken, self.terms = self.terms, {}
+        taken, self.pieces = self.terms, {}
         return taken
+
+    def take_pieces(self) -> dict[str, tuple[Tensor, ...]]:
+        taken, self.pieces = self.pieces, {}
+        return {name: tuple(values) for name, values in taken.items()}
 
 
 def pull_back(
@@ -83,6 +96,12 @@ def pull_back(
     back(out, slope if weight == 1 else weight * slope, leaf)
     assert leaf.grad is not None
     return leaf.grad if weight == 1 else leaf.grad / weight
+
+
+def square(x: Tensor) -> Tensor:
+    """Squared norm."""
+    flat = factor.full(x).flatten()
+    return torch.dot(flat, flat)
 
 
 def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -113,14 +132,15 @@ class TreeNode:
         self.wants_adj_l = rule.sends_left(node, stem_trains)
         self.wants_adj_r = rule.sends_right(tree, node)
         self.sigma = factor.sigma_at(rule.sigma, node.level, tree.depth, rule.noise_schedule)
-        self.own_weight, right_weight = rule.node_weight
-        self.right_weight = rule.ce_weight(tree, node) if tree.is_spine(node) else right_weight
-        # d(mu)/d(mu_fwd); the correction is a constant
-        self.gain = 1.0 if rule.family == "bernoulli" else rule.alpha
+        self.own_weight, _ = rule.node_weight(node)
+        self.right_weight = rule.right_weight(tree, node)
+        self.at_sample = rule.at_sample(tree, node)
+        self.gain = rule.gain
         # the graph of a node with children waits for their adjoints; that of others is used at once
         waits = rule.recompute and not node.is_leaf
         self.lifts = partial(checkpoint, left, use_reentrant=False) if waits else left
         self.losses = Losses()
+        self.sizes = Losses()  # squared norms of beta * correction and of mu_fwd
         self.saved: dict[int, Saved] = {}
 
     def lift(self, z_l: Tensor, piece: Piece) -> Tensor:
@@ -133,43 +153,75 @@ class TreeNode:
     def answer(self, z_r: Tensor, piece: Piece) -> None:
         """Step 2 for r < N: right loss, its backward through f_right, the correction."""
         rule, saved = self.rule, self.saved[piece.index]
-        if self.right_weight == 0 and rule.beta == 0:
+        if rule.beta == 0 and (self.right_weight == 0 or self.at_sample):
             return
-        assert self.right is not None
-        leaf = saved.mu_fwd.detach().requires_grad_()
-        z_r_hat = self.run(self.right, leaf, self._key("right", piece))
-        if rule.beta > 0 and rule.correction == "vjp":
+        leaf, z_r_hat = self._predicted(saved.mu_fwd, piece)
+        if rule.beta > 0 and rule.by_product:
             error = (z_r - z_r_hat).detach()
             (product,) = torch.autograd.grad(z_r_hat, leaf, error, retain_graph=True)
-            saved.correction = rule.correction_scale * product
+            saved.correction = correction_by_product(product, rule, leaf.detach())
+        if not self.at_sample:
+            saved.gradient = self._right_loss(z_r, z_r_hat, leaf, piece)
+        if rule.beta == 0 or saved.correction is not None:
+            return
+        if saved.gradient is None:  # the loss comes later, at z_n
+            slopes = factor.divergence_slopes(
+                z_r.detach(), z_r_hat.detach(), rule.kind, self.scale() * piece.share(z_r)
+            )
+            gradient = pull_back(z_r_hat, slopes[2].to(z_r_hat.dtype), leaf, 0)
+        elif rule.reduction == "mean":
+            gradient = saved.gradient
+        else:
+            gradient = saved.gradient * (piece.share(z_r) / rule.share(z_r, piece))
+        saved.correction = self._correction(gradient, 1, leaf.detach())
+
+    def predict(self, z_n: Tensor, z_r: Tensor, piece: Piece) -> None:
+        """input=sample, after step 3: right loss of f_right(z_n) and its backward."""
+        leaf, z_r_hat = self._predicted(z_n, piece)
+        self.hear(self._right_loss(z_r, z_r_hat, leaf, piece), piece)
+
+    def hear(self, gradient: Tensor, piece: Piece) -> None:
+        """The gradient of the right-hand loss at z_n."""
+        weight = self.right_weight
+        self.saved[piece.index].at_sample = gradient if weight == 1 else weight * gradient
+
+    def _predicted(self, state: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
+        """A leaf with the value of `state`, and f_right of it."""
+        assert self.right is not None
+        leaf = state.detach().requires_grad_()
+        return leaf, self.run(self.right, leaf, self._key("right", piece))
+
+    def _right_loss(self, z_r: Tensor, z_r_hat: Tensor, leaf: Tensor, piece: Piece) -> Tensor:
+        """Right loss with its backward through f_right; returns its gradient at `leaf`."""
+        scale, weight = self.scale(), self.right_weight
         loss, at_z_r, at_hat = factor.divergence_slopes(
-            z_r.detach(), z_r_hat.detach(), rule.family, self.scale() * piece.share(z_r)
+            z_r.detach(), z_r_hat.detach(), self.rule.kind, scale * self.rule.share(z_r, piece)
         )
-        self.losses.add("right", loss / self.scale())
-        saved.gradient = pull_back(
-            z_r_hat, at_hat.to(z_r_hat.dtype), leaf, self.right_weight, self.back
-        )
-        if self.wants_adj_r and self.right_weight > 0:
-            saved.adj_r = at_z_r if self.right_weight == 1 else self.right_weight * at_z_r
-        if rule.beta > 0 and saved.correction is None:
-            saved.correction = self._correction(saved.gradient, 1)
+        self.losses.add("right", loss / scale)
+        if self.wants_adj_r and weight > 0:
+            self.saved[piece.index].adj_r = at_z_r if weight == 1 else weight * at_z_r
+        return pull_back(z_r_hat, at_hat.to(z_r_hat.dtype), leaf, weight, self.back)
 
     def receive(self, gradient: Tensor, piece: Piece, counted: float = 1) -> None:
         """Step 2 on the spine: the head's answer d(ce)/d(mu_fwd); `vjp` also asks how many labels
         of the batch it is the mean of."""
         saved = self.saved[piece.index]
-        saved.gradient = gradient
+        if not self.at_sample:
+            saved.gradient = gradient
         if self.rule.beta > 0:
-            saved.correction = self._correction(gradient, counted)
+            saved.correction = self._correction(gradient, counted, saved.mu_fwd.detach())
 
     def settle(self, piece: Piece) -> Tensor:
         """Step 3. Returns z_n."""
         rule, saved = self.rule, self.saved[piece.index]
         mu_fwd = saved.mu_fwd.detach()
-        mu = factor.posterior_mean(mu_fwd, saved.correction, rule.alpha, rule.beta, rule.family)
-        if self.own_weight > 0 and mu is not mu_fwd:  # else own is 0
+        mu = factor.posterior_mean(mu_fwd, saved.correction, rule.alpha, rule.beta, rule.kind)
+        if saved.correction is not None:
+            self.sizes.add("correction", rule.beta**2 * square(saved.correction))
+            self.sizes.add("mu_fwd", square(mu_fwd))
+        if self.own_weight > 0 and (mu is not mu_fwd or rule.kind == "bce"):  # else own is 0
             own, at_mu, at_fwd = factor.divergence_slopes(
-                mu, mu_fwd, rule.family, self.scale() * piece.share(mu_fwd)
+                mu, mu_fwd, rule.kind, self.scale() * rule.share(mu_fwd, piece)
             )
             self.losses.add("own", own / self.scale())
             slope = at_fwd.add_(at_mu, alpha=self.gain) if rule.target_gradient else at_fwd
@@ -183,9 +235,10 @@ class TreeNode:
         """Step 4. Fills the gradients of f_left; returns the adjoints of z_l and z_r.
 
         The gradient at mu_fwd has three parts: the adjoint of z_n times d(mu)/d(mu_fwd), the own
-        term, and the right-hand loss.
+        term, and the right-hand loss (which is in the adjoint if it is at z_n).
         """
         saved = self.saved.pop(piece.index)
+        adj_n = add(adj_n, saved.at_sample)
         total = None
         if adj_n is not None:
             total = adj_n if self.gain == 1 else self.gain * adj_n
@@ -197,11 +250,11 @@ class TreeNode:
             self.back(saved.mu_fwd, total.to(saved.mu_fwd.dtype), saved.z_l)
         return saved.z_l.grad, saved.adj_r
 
-    def _correction(self, gradient: Tensor, counted: float) -> Tensor:
+    def _correction(self, gradient: Tensor, counted: float, mu_fwd: Tensor) -> Tensor:
         """From the gradient of the right-hand loss; of the loss itself where that is scaled."""
         scale = self.scale()
         gradient = gradient if scale == 1 else factor.full(gradient) / scale
-        return correction_of(gradient, self.rule, counted)
+        return correction_of(gradient, self.rule, counted, mu_fwd)
 
     def _key(self, side: str, piece: Piece) -> int:
         """Seed for randomness inside a block (dropout)."""
@@ -246,15 +299,23 @@ class Boundary:
             self.z_0[piece.index] = z_0
         return z_0.detach()
 
-    def answer(self, n: int, mu_fwd: Tensor, piece: Piece) -> Tensor:
-        """Loss of head(mu_fwd) and its backward, at once. Returns d(loss)/d(mu_fwd)."""
-        leaf = mu_fwd.detach().requires_grad_()
-        seed = derive(self.rule.seed, "block", piece.step, n, "head", piece.index)
-        assert self.head is not None
-        loss = self.run(self.loss_of(self.head, piece), leaf, seed)
+    def answer(self, n: int, state: Tensor, piece: Piece) -> Tensor:
+        """Loss of head(mu_fwd), or head(z_n), and its backward, at once. Returns its gradient."""
+        leaf, loss = self._asked(n, state, piece)
         self.losses[n].add("ce", loss)
         weight = self.rule.ce_weight(self.tree, self.tree.nodes[n])
         return pull_back(loss, torch.full_like(loss, self.scale()), leaf, weight)
+
+    def hint(self, n: int, mu_fwd: Tensor, piece: Piece) -> Tensor:
+        """d(loss)/d(mu_fwd) for the correction alone: the head learns nothing."""
+        leaf, loss = self._asked(n, mu_fwd, piece)
+        return pull_back(loss, torch.full_like(loss, self.scale()), leaf, 0)
+
+    def _asked(self, n: int, state: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
+        leaf = state.detach().requires_grad_()
+        seed = derive(self.rule.seed, "block", piece.step, n, "head", piece.index)
+        assert self.head is not None
+        return leaf, self.run(self.loss_of(self.head, piece), leaf, seed)
 
     def loss_of(self, head: nn.Module, piece: Piece) -> Callable[[Tensor], Tensor]:
         """The loss of a head on the labels of a piece, as a function of its state."""

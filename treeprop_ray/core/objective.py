@@ -1,8 +1,9 @@
 """The terms a node trains on, and the whole objective in one graph.
 
-Terms of a node (l, n, r), all means over the elements of the whole batch:
+Terms of a node (l, n, r), all means over the elements of the whole batch (or nats per label,
+reduction=sigma):
     own    divergence of the factor's mean mu from its forward transition mu_fwd
-    right  divergence of z_r from its prediction z_r_hat (r < N)
+    right  divergence of z_r from its prediction z_r_hat (r < N), from mu_fwd or from z_n
     ce     cross-entropy, or another loss, of the head's prediction (r = N: spine nodes only)
 """
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 PLAIN = LossRule()
 
 
-def node_loss(mu_q: Tensor, mu_p: Tensor, family: str, piece: Piece) -> Tensor:
-    """Divergence of two means: the piece's sum over the number of elements of the whole batch."""
-    return factor.divergence(mu_q, mu_p, family) * piece.share(mu_p)
+def node_loss(mu_q: Tensor, mu_p: Tensor, rule: Rule, piece: Piece) -> Tensor:
+    """Divergence of two means: the piece's share of that of the whole batch."""
+    return factor.divergence(mu_q, mu_p, rule.kind) * rule.share(mu_p, piece)
 
 
 def head_loss(
@@ -54,16 +55,27 @@ def head_loss(
     return total / (counted if isinstance(counted, Tensor) else counted or 1)
 
 
-def correction_of(gradient: Tensor, rule: Rule, counted: float) -> Tensor:
+def correction_of(gradient: Tensor, rule: Rule, counted: float, mu_fwd: Tensor) -> Tensor:
     """The correction from the gradient of the node's mean-reduced right-hand loss.
 
     `mean`: the negative gradient; the factor mc_samples undoes the division by the number of
-    copies of a sample. `vjp` at the head: the negative gradient of the summed loss of the `counted`
-    labels; of cross-entropy that is J^T (onehot - softmax).
+    copies of a sample. `normalised`: its direction, for each sample as long as correction_scale
+    times mu_fwd. At the head `vjp` and `clipped` begin with the negative gradient of the summed
+    loss of the `counted` labels; of cross-entropy that is J^T (onehot - softmax).
     """
     if rule.correction == "mean":
         return -rule.correction_scale * rule.mc_samples * gradient
-    return -rule.correction_scale * counted * gradient
+    if rule.correction == "normalised":
+        return factor.sized(-gradient, mu_fwd, rule.correction_scale, longer=True)
+    return correction_by_product(-counted * gradient, rule, mu_fwd)
+
+
+def correction_by_product(product: Tensor, rule: Rule, mu_fwd: Tensor) -> Tensor:
+    """From J^T (z_r - z_r_hat): `vjp` as it is, `clipped` for each sample at most as long as
+    correction_scale times mu_fwd."""
+    if rule.correction == "clipped":
+        return factor.sized(product, mu_fwd, rule.correction_scale, longer=False)
+    return rule.correction_scale * product
 
 
 def tree_objective(
@@ -79,7 +91,6 @@ def tree_objective(
     z: dict[int, Tensor] = {0: z_0}
     objective = torch.zeros((), dtype=z[0].dtype)
     terms: dict[int, dict[str, Tensor]] = {}
-    own_weight, right_weight = rule.node_weight
     labels = loss.counted(rule.loss, y)
 
     def boundary(index: int) -> Tensor:
@@ -90,32 +101,44 @@ def tree_objective(
             spine = tree.is_spine(node)
             mu_fwd = next_state(network.block(node.left), boundary(node.l), context)
             right_block = network.block(node.right)
-            if spine:
-                right = head_loss(right_block, mu_fwd, y, piece, rule.loss)
-                weight = rule.ce_weight(tree, node)
-            else:
-                z_r = boundary(node.r)
-                z_r_hat = next_state(right_block, mu_fwd, context)
-                target = z_r if rule.target_gradient else z_r.detach()
-                right = node_loss(target, z_r_hat, rule.family, piece)
-                weight = right_weight
+            own_weight, _ = rule.node_weight(node)
+            z_r = None if spine else boundary(node.r)
             correction = None
             if rule.beta > 0:
-                if rule.correction == "vjp" and not spine:
-                    error = (z_r - z_r_hat).detach()
-                    (product,) = torch.autograd.grad(z_r_hat, mu_fwd, error, retain_graph=True)
-                    correction = rule.correction_scale * product
+                if z_r is None:
+                    mean = head_loss(right_block, mu_fwd, y, piece, rule.loss)
+                    (gradient,) = torch.autograd.grad(mean, mu_fwd, retain_graph=True)
+                    correction = correction_of(gradient, rule, labels, mu_fwd)
                 else:
-                    (gradient,) = torch.autograd.grad(right, mu_fwd, retain_graph=True)
-                    correction = correction_of(gradient, rule, labels)
-            mu = factor.posterior_mean(mu_fwd, correction, rule.alpha, rule.beta, rule.family)
+                    z_r_hat = next_state(right_block, mu_fwd, context)
+                    correction = _right_correction(z_r.detach(), z_r_hat, mu_fwd, rule, piece)
+                correction = correction.detach()
+            mu = factor.posterior_mean(mu_fwd, correction, rule.alpha, rule.beta, rule.kind)
             sigma = factor.sigma_at(rule.sigma, level, tree.depth, rule.noise_schedule)
             z[node.n] = mu
             if sigma > 0:
                 eps = normal_rows(mu, piece.places, rule.seed, "noise", piece.step, node.n)
                 z[node.n] = mu + sigma * eps
+            state = z[node.n] if rule.at_sample(tree, node) else mu_fwd
+            if z_r is None:
+                right = head_loss(right_block, state, y, piece, rule.loss)
+            else:
+                target = z_r if rule.target_gradient else z_r.detach()
+                right = node_loss(target, next_state(right_block, state, context), rule, piece)
             target = mu if rule.target_gradient else mu.detach()
-            own = node_loss(target, mu_fwd, rule.family, piece)
-            objective = objective + own_weight * own + weight * right
+            own = node_loss(target, mu_fwd, rule, piece)
+            objective = objective + own_weight * own + rule.right_weight(tree, node) * right
             terms[node.n] = {"own": own.detach(), "ce" if spine else "right": right.detach()}
     return objective, terms
+
+
+def _right_correction(
+    z_r: Tensor, z_r_hat: Tensor, mu_fwd: Tensor, rule: Rule, piece: Piece
+) -> Tensor:
+    """The correction of a node inside the tree; its loss is a mean whatever it is trained by."""
+    if rule.by_product:
+        (product,) = torch.autograd.grad(z_r_hat, mu_fwd, z_r - z_r_hat.detach(), retain_graph=True)
+        return correction_by_product(product, rule, mu_fwd)
+    mean = factor.divergence(z_r, z_r_hat, rule.kind) * piece.share(z_r_hat)
+    (gradient,) = torch.autograd.grad(mean, mu_fwd, retain_graph=True)
+    return correction_of(gradient, rule, 1, mu_fwd)

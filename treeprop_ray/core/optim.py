@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ class OptimizerRule:
     clip: float = 0.0
     total_steps: int = 1
     factors: tuple[tuple[str, float], ...] = ()  # parts with another learning rate: (name, factor)
+    factors_end: int | None = None  # the first step from which all parts have one learning rate
     clip_each: bool = False  # clip the norm of each part on its own
     second: tuple[int, float] | None = None  # a second stage: its first step, its learning rate
     betas: tuple[float, float] = (0.9, 0.999)
@@ -73,6 +74,10 @@ class OptimizerRule:
         if self.schedule == "linear":
             return self.lr * (1 - done)
         return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+    def factor_at(self, step: int, factor: float) -> float:
+        """A part's factor on the learning rate, as long as factors count."""
+        return factor if self.factors_end is None or step < self.factors_end else 1.0
 
     @property
     def clips_globally(self) -> bool:
@@ -181,8 +186,14 @@ class PartOptimizer:
     def __init__(
         self, parts: Mapping[str, nn.Module], rule: OptimizerRule, first: str = ""
     ) -> None:
-        self.rule, self.scale = rule, LossScale(rule.scaled)
+        self.rule, self.scale, self.first = rule, LossScale(rule.scaled), first
         self.params = own_parameters(parts, first)
+        self.norms: dict[str, float] | None = None  # of all gradients, where others have some
+        self.only(self.named)
+
+    def only(self, mine: Collection[str]) -> None:
+        """Update some of the parameters, and leave the others to others; from the start."""
+        self.mine, first = mine, self.first
         ahead = [name for name in self.params if name == first]
         rest = [name for name in self.params if name != first]
         self.optimizers = [(parts, o) for parts in (ahead, rest) if (o := self._make(parts))]
@@ -200,7 +211,9 @@ class PartOptimizer:
         kinds: dict[str, dict[tuple[float, float], list[nn.Parameter]]] = {}
         for name in parts:
             factor = dict(self.rule.factors).get(name, 1.0)
-            for p in self.params[name].values():
+            for key, p in self.params[name].items():
+                if f"{name}/{key}" not in self.mine:
+                    continue
                 groups = kinds.setdefault(self.rule.kind_of(name, p), {})
                 groups.setdefault((factor, self.rule.decay_of(p)), []).append(p)
         return [
@@ -211,20 +224,28 @@ class PartOptimizer:
             for kind, groups in sorted(kinds.items())
         ]  # fmt: skip
 
+    @property
+    def named(self) -> dict[str, nn.Parameter]:
+        """All parameters, as `edge/parameter`."""
+        return {f"{edge}/{k}": p for edge, named in self.params.items() for k, p in named.items()}
+
     def square_norms(self, parts: Iterable[str] | None = None) -> dict[str, float]:
         """Sum of squared gradients of every part, or of some."""
-        found = [
-            (name, p.grad)
-            for name in (self.params if parts is None else parts)
-            for p in self.params[name].values()
-            if p.grad is not None
-        ]
+        norms = self.norms_here() if self.norms is None else self.norms
         out: dict[str, float] = {}
-        if found:
-            norms = torch.stack(torch._foreach_norm([grad for _, grad in found]))
-            for (name, _), norm in zip(found, norms.tolist(), strict=True):
-                out[name] = out.get(name, 0.0) + norm * norm
+        for name in self.params if parts is None else parts:
+            for key in self.params[name]:
+                if (norm := norms.get(f"{name}/{key}")) is not None:
+                    out[name] = out.get(name, 0.0) + norm * norm
         return out
+
+    def norms_here(self) -> dict[str, float]:
+        """The norm of every gradient that is here."""
+        grads = {key: p.grad for key, p in self.named.items() if p.grad is not None}
+        if not grads:
+            return {}
+        norms = torch.stack(torch._foreach_norm(list(grads.values()))).tolist()
+        return dict(zip(grads, norms, strict=True))
 
     def step(self, step: int, square_norms: Iterable[Mapping[str, float]] | None) -> None:
         """One update; with clipping `square_norms` holds those of all hosts."""
@@ -259,7 +280,7 @@ class PartOptimizer:
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         if scale != 1:
-            torch._foreach_mul_(self._gradients(parts), 1 / scale)
+            self._multiply(parts, 1 / scale)
         if norm is not None and self.rule.clips_globally:
             self._clip(parts, norm)
         elif self.rule.clip > 0:
@@ -269,18 +290,20 @@ class PartOptimizer:
         lr = self.rule.lr_at(step)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr * group["factor"]
+                group["lr"] = lr * self.rule.factor_at(step, group["factor"])
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def _clip(self, parts: Iterable[str], norm: float) -> None:
         """Shrink the gradients of some parts, whose norm is given, to the norm `clip`."""
         if norm > self.rule.clip:
-            torch._foreach_mul_(self._gradients(parts), self.rule.clip / norm)
+            self._multiply(parts, self.rule.clip / norm)
 
-    def _gradients(self, parts: Iterable[str]) -> list[Tensor]:
+    def _multiply(self, parts: Iterable[str], factor: float) -> None:
+        """All gradients of some parts; there may be none."""
         params = (p for name in parts for p in self.params[name].values())
-        return [p.grad for p in params if p.grad is not None]
+        if grads := [p.grad for p in params if p.grad is not None]:
+            torch._foreach_mul_(grads, factor)
 
     def state(self) -> dict[str, Tensor]:
         """Optimizer state as `edge/parameter/slot` tensors; a number is one of no dimension."""
@@ -291,6 +314,7 @@ class PartOptimizer:
             )
             for edge, named in self.params.items()
             for name, p in named.items()
+            if p in self.owner
             for slot, value in self.owner[p].state.get(p, {}).items()
             if value is not None
         }
@@ -315,6 +339,8 @@ class PartOptimizer:
             slots.setdefault((edge, name), {})[slot] = value
         for edge, named in self.params.items():
             for name, p in named.items():
+                if p not in self.owner:
+                    continue
                 self.owner[p].state.pop(p, None)
                 # `step` is a scalar that fused optimizers want on the parameter's device
                 if mine := slots.get((edge, name)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,11 @@ class Rule:
     beta: float = 0.0
     correction: str = "mean"
     correction_scale: float = 1.0
+    input: str = "mean"  # what a right block reads for its loss: mu_fwd, or the sample z_n
+    ce_at: str = "mean"  # and the head
+    reduction: str = "mean"
+    bernoulli: str = "kl"
+    levels: str = "all"
     sigma: float = 0.0
     noise_schedule: str = "depth"
     mc_samples: int = 1
@@ -80,6 +86,7 @@ class Rule:
         names = (
             "objective", "alpha", "beta", "correction", "correction_scale", "sigma",
             "noise_schedule", "mc_samples", "target_gradient", "detach_levels", "seed", "recompute",
+            "input", "ce_at", "reduction", "bernoulli", "levels",
         )  # fmt: skip
         chosen = {name: getattr(settings, name) for name in names}
         return cls(
@@ -90,9 +97,55 @@ class Rule:
         )  # fmt: skip
 
     @property
-    def node_weight(self) -> tuple[float, float]:
-        """Weights of own and right."""
-        return (0.0, 0.0) if self.objective == "final_ce" else (self.own, self.right)
+    def kind(self) -> str:
+        """The family, as `factor` knows it: gaussian, bernoulli, or bce (bernoulli=literal)."""
+        literal = self.family == "bernoulli" and self.bernoulli == "literal"
+        return "bce" if literal else self.family
+
+    @property
+    def by_product(self) -> bool:
+        """Whether the correction is made of the literal product J^T (z_r - z_r_hat)."""
+        return self.correction in ("vjp", "clipped")
+
+    @property
+    def gain(self) -> float:
+        """d(mu)/d(mu_fwd); the correction is a constant."""
+        return 1.0 if self.kind == "bernoulli" else self.alpha
+
+    @property
+    def transition_sigma(self) -> float:
+        """The noise of the model's own transitions: twice the variance of the finest factor (paper,
+        node-wise losses). Without noise, 1: the KL is then half the squared error."""
+        return math.sqrt(2) * self.sigma if self.sigma > 0 else 1.0
+
+    def share(self, rows: Tensor, piece: Piece) -> float:
+        """What a divergence, summed over the elements of a piece, is multiplied by.
+
+        reduction=sigma: then it is the KL in nats for each label, less its constant.
+        """
+        if self.reduction == "mean":
+            return piece.share(rows)
+        per_label = 1 / (piece.total * self.labels_per_sample)
+        if self.family == "bernoulli":
+            return per_label
+        return per_label / (2 * self.transition_sigma**2)
+
+    def node_weight(self, node: Node) -> tuple[float, float]:
+        """Weights of own and right; levels=finest: only where the block is one of the chain."""
+        if self.objective == "final_ce":
+            return 0.0, 0.0
+        every = self.levels == "all"
+        own = self.own if every or node.n - node.l == 1 else 0.0
+        return own, self.right if every or node.r - node.n == 1 else 0.0
+
+    def right_weight(self, tree: Tree, node: Node) -> float:
+        """Weight of the right-hand loss: of `right`, on the spine of the cross-entropy."""
+        return self.ce_weight(tree, node) if tree.is_spine(node) else self.node_weight(node)[1]
+
+    def at_sample(self, tree: Tree, node: Node) -> bool:
+        """Whether the right-hand loss of a node is at the sample z_n instead of mu_fwd."""
+        switch = self.ce_at if tree.is_spine(node) else self.input
+        return switch == "sample" and self.right_weight(tree, node) > 0
 
     def ce_weight(self, tree: Tree, node: Node) -> float:
         """Weight of the cross-entropy at a spine node; 0 elsewhere."""

@@ -3,7 +3,7 @@
 A stem may return (z_0, context): a tensor, a tuple or a dict of tensors (attention mask, rotary
 embeddings, positions). Blocks are called `block(z, **context)` if it is a dict, else
 `block(z, *context)`; the head takes the state alone. No gradient flows through the context. A block
-that returns a tuple gives its state first.
+that returns a tuple gives its state first; in a dict it has one of the names STATES.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from treeprop_ray.errors import UserError
 
 Spec = pytree.TreeSpec
+STATES = ("state", "hidden_states", "last_hidden_state")
 
 
 def spec_of(context: Any) -> Spec:
@@ -58,6 +59,12 @@ def next_state(block: Callable[..., Any], z: Tensor, context: Any = None) -> Ten
         out = block(z, **context)
     else:
         out = block(z, *context) if isinstance(context, tuple | list) else block(z, context)
+    if isinstance(out, Mapping):
+        name = next((name for name in STATES if name in out), None)
+        if name is None:
+            given = ", ".join(map(str, out))
+            raise UserError(f"returns {given}; the state must be named one of {', '.join(STATES)}")
+        out = out[name]
     state: Tensor = out[0] if isinstance(out, tuple) else out
     return state
 
@@ -72,6 +79,17 @@ class Path(nn.Sequential):
             z = next_state(block, z, context)
         out: Tensor = head(z)
         return out
+
+
+class Stack(nn.Sequential):
+    """Layers that are one block of a tree (core/grouping.py); a path shows them one by one."""
+
+    def forward(self, input: Tensor, *context: Any, **named: Any) -> Tensor:
+        z = input
+        for layer in self:
+            out = layer(z, *context, **named)
+            z = out[0] if isinstance(out, tuple) else out
+        return z
 
 
 class ExitHead(nn.Module):

@@ -9,9 +9,10 @@ reads the state l = n - 2**d and has the target r = n + 2**d. N = 8:
 
 Loss of a depth: sum_j (h_r_hat - h_r)_j^2, mean over batch and nodes, plus the cross-entropy of
 readout(h_N_hat). h_l and h_r are constants, so the gradient passes two applications of f_d and
-nothing else: a depth can go back and update while the next one goes ahead. The two applications
-read all symbols between them, cut into pieces of 2**d, so one product projects them all. Nothing
-here needs a graph: callers turn it off (and autocast on) for a whole piece of the batch.
+nothing else (time.gradient=one: the second alone): a depth can go back and update while the next
+one goes ahead. The two applications read all symbols between them, cut into pieces of 2**d, so one
+product projects them all. Nothing here needs a graph: callers turn it off (and autocast on) for a
+whole piece of the batch.
 
 Consistency (depth 0): K sweeps h_t <- f_0(h_{t-1}, x_t) of all positions at once, from the tree's
 states; squared distance of the last sweep to the tree's states, gradient through that sweep only.
@@ -45,6 +46,8 @@ class TimeRule:
     sweeps: int = 0
     lambda_cons: float = 1.0
     lookahead: bool = False  # recipe=lookahead: lookahead.py
+    summed: bool = False  # time.loss=sum: over a depth's nodes, and the sweeps' positions
+    one_step: bool = False  # time.gradient=one: h_n is a constant for h_r_hat
 
     @property
     def N(self) -> int:
@@ -113,7 +116,8 @@ class Depth:
         slopes = [] if answer_BH is None else [answer_BH.unsqueeze(1)]
         hat, h_r = against(kept.hat, kept.states, kept.halo, kept.beyond)
         if hat.shape[1]:
-            terms["right"], right = square_error(hat, h_r, batch * (nodes - 1))
+            count = 1 if self.rule.summed else nodes - 1
+            terms["right"], right = square_error(hat, h_r, batch * count)
             slopes.insert(0, right)
         slope_BMH = slopes[0] if len(slopes) == 1 else torch.cat(slopes, 1)
         if kept.halo:
@@ -123,12 +127,14 @@ class Depth:
         d = slope.new_empty(R, 2, cell.blocks, cell.hidden)
         d_n, d_r = d.unbind(1)
         f = cell.factors(kept.cell)
-        dh_n = cell.slopes(f, kept.cell, 1, slope, d_r, state=True)
-        assert dh_n is not None
-        cell.slopes(f, kept.cell, 0, dh_n, d_n)
+        dh_n = cell.slopes(f, kept.cell, 1, slope, d_r, state=not self.rule.one_step)
+        if dh_n is None:
+            d_n.zero_()
+        else:
+            cell.slopes(f, kept.cell, 0, dh_n, d_n)
         cell.add_gradients(kept.x, kept.finer, d.view(2 * R, -1))
         if kept.swept is not None:
-            share = batch * (self.rule.N - 1)
+            share = batch * (1 if self.rule.summed else self.rule.N - 1)
             terms["cons"], near = kept.swept.error(share, 2 * kept.halo, kept.beyond)
             near *= self.rule.lambda_cons
             d, sweep = torch.empty_like(d).flatten(0, 1), kept.swept.kept

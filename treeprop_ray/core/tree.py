@@ -16,6 +16,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treeprop_ray.core.grouping import Grouping
 
 Edge = tuple[int, int]
 
@@ -59,12 +63,13 @@ class Node:
 class Tree:
     """All nodes of the tree over a chain of N blocks (the head is block N)."""
 
-    def __init__(self, N: int, split: str = "floor") -> None:
+    def __init__(self, N: int, split: str = "floor", grouping: Grouping | None = None) -> None:
+        """`grouping`: where blocks have several layers."""
         if N < 2:
             raise ValueError(f"N={N}: a tree needs N >= 2 blocks (the head counts as one)")
         if split not in SPLITS:
             raise ValueError(f"split={split!r}: one of {', '.join(SPLITS)}")
-        self.N, self.split = N, split
+        self.N, self.split, self.grouping = N, split, grouping
         self.nodes: dict[int, Node] = {}
         stack = [(0, N, 1)]
         while stack:
@@ -134,6 +139,10 @@ class Tree:
     @cached_property
     def head(self) -> Edge:
         return (self.N - 1, self.N)
+
+    def layers(self, edge: Edge) -> int:
+        """Layers of the block that serves an edge; the head counts as one."""
+        return len(self.grouping.layers(edge)) if self.grouping else 1
 
     # -- paths: networks that are read off the tree -----------------------------------------
 

@@ -10,7 +10,7 @@ import torch
 from treeprop_ray.config import Settings, dotted, imported, recurrent
 from treeprop_ray.core.network import Shape
 from treeprop_ray.data import images, sequences, text
-from treeprop_ray.data.augment import AUGMENTS
+from treeprop_ray.data.augment import augment_of
 from treeprop_ray.data.batches import Batches, Scoring, Training, Views, Which
 from treeprop_ray.data.own import columns_of, own_set
 from treeprop_ray.data.sets import DataSet, Split, hold_out
@@ -57,5 +57,5 @@ def load(settings: Settings) -> DataSet:
     elif limit:
         train = train.part(torch.arange(min(limit, len(train))))
     dtype = torch.float64 if settings.precision == "float64" else torch.float32
-    augment = AUGMENTS[settings.data.augment]
+    augment = augment_of(settings.data.augment, settings.data.augment_group)
     return replace(data, train=train, validation=validation, dtype=dtype, augment=augment)

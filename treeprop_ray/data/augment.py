@@ -7,6 +7,7 @@ same pictures.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,8 +15,6 @@ from torch import Tensor
 from treeprop_ray.core.rng import derive, generator, seeded_cpu
 
 Augment = Callable[[Tensor, int], Tensor]  # (uint8 images (B, C, S, S), seed) -> the same shape
-
-GROUP = 16  # samples that share one choice of RandAugment's operations
 
 
 def crop_flip(x: Tensor, seed: int) -> Tensor:
@@ -34,20 +33,18 @@ def crop_flip(x: Tensor, seed: int) -> Tensor:
     return out
 
 
-def standard(x: Tensor, seed: int) -> Tensor:
-    """Random crop and flip per sample, then RandAugment per group of samples."""
+def standard(x: Tensor, seed: int, group: int = 16) -> Tensor:
+    """Random crop and flip per sample, then RandAugment per `group` of samples."""
     from treeprop_ray.core.vision import v2
 
     transform = v2.RandAugment()
     out = crop_flip(x, seed)
     with seeded_cpu(derive(seed, "randaugment")):  # RandAugment draws from torch's own generator
-        for group in out.split(GROUP):
-            group.copy_(transform(group))
+        for some in out.split(group):
+            some.copy_(transform(some))
     return out
 
 
-AUGMENTS: dict[str, Augment | None] = {
-    "none": None,
-    "crop_flip": crop_flip,
-    "standard": standard,
-}
+def augment_of(name: str, group: int) -> Augment | None:
+    """The augmentation of data.augment and data.augment_group."""
+    return {"none": None, "crop_flip": crop_flip, "standard": partial(standard, group=group)}[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -59,9 +60,11 @@ class Batches:
         """`steps` of the run; `keep`: batches of a stream that may be asked for again."""
         self.data, self.batch, self.seed, self.steps = data, batch, seed, steps
         self.per_epoch = data.steps_per_epoch(batch)
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+        self._order = -1, torch.empty(0, dtype=torch.long)  # of an epoch
         self._reader = Reader(data.train, seed, keep) if isinstance(data.train, Stream) else None
         self._ahead: Ahead[Any] | None = None  # a thread, once the first batch is asked for
+        self._few: Ahead[tuple[Split, bool]] | None = None  # the same for some rows of a batch
+        self._draws = False  # whether reading has been seen to draw random numbers
 
     def __call__(self, step: int, view: int = 0) -> tuple[Tensor, Tensor]:
         """The training batch of a step; another `view` is another augmentation of its samples."""
@@ -70,6 +73,36 @@ class Batches:
         if self.data.augment:
             x = self.data.augment(x, derive(self.seed, "augment", step, *([view] if view else [])))
         return self.data.inputs(x), self.data.labels(part.y)
+
+    def some(
+        self, step: int, rows: Tensor, all_labels: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Some rows of the training batch of a step, always the same ones, and the labels of all
+        rows; None where only these rows were read, which have a single label each.
+
+        Samples that are slow to read are read as far as they are needed, if what is drawn does not
+        depend on the samples before: no augmentation, no draws while reading.
+        """
+        train = self.data.train
+        apart = not (isinstance(train, Stream) or train.in_memory or self.data.augment)
+        if apart and not all_labels and not self._draws and self._single_labels:
+            self._few = self._few or Ahead(partial(self._read_some, rows), self.steps)
+            part, self._draws = self._few(step)
+            if not self._draws:
+                return self.data.inputs(part.x), self.data.labels(part.y), None
+        x, y = self(step)
+        return x[rows], y[rows], y
+
+    @cached_property
+    def _single_labels(self) -> bool:
+        return self.data.example.y.ndim == 1
+
+    def _read_some(self, rows: Tensor, step: int) -> tuple[Split, bool]:
+        """Some rows of a step, and whether anything was drawn while they were read."""
+        once, back = rows.unique(return_inverse=True)
+        with drawing(derive(self.seed, "samples", step)) as drew:
+            part = self.data.split("train").take(self._index(step)[once])
+        return part.take(back), drew()
 
     def _stored(self, step: int) -> Split:
         """The samples of a step; what is slow to read is read ahead, in a thread."""
@@ -81,16 +114,21 @@ class Batches:
         return self._read_ahead(self._indexed, step)
 
     def _indexed(self, step: int) -> Split:
-        train = self.data.split("train")
-        epoch, position = divmod(step, self.per_epoch)
-        if epoch != self._epoch:
-            gen = generator(self.seed, "order", epoch)
-            self._epoch, self._order = epoch, torch.randperm(len(train), generator=gen)
-        index = self._order[position * self.batch : (position + 1) * self.batch]
+        train, index = self.data.split("train"), self._index(step)
         if train.in_memory:
             return train.take(index)
         with drawing(derive(self.seed, "samples", step)):
             return train.take(index)
+
+    def _index(self, step: int) -> Tensor:
+        """The samples of a step by number."""
+        epoch, position = divmod(step, self.per_epoch)
+        known, order = self._order
+        if epoch != known:
+            gen = generator(self.seed, "order", epoch)
+            order = torch.randperm(len(self.data.split("train")), generator=gen)
+            self._order = epoch, order  # at once: two threads may read
+        return order[position * self.batch : (position + 1) * self.batch]
 
     def _read_ahead(self, read: Callable[[int], Any], step: int) -> Any:
         self._ahead = self._ahead or Ahead(read, self.steps)
@@ -109,8 +147,9 @@ class Batches:
 
     def close(self) -> None:
         """End the thread that reads, and the pass over a stream."""
-        if self._ahead:
-            self._ahead.close()
+        for thread in (self._ahead, self._few):
+            if thread:
+                thread.close()
         if self._reader:
             self._reader.close()
 

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -64,14 +65,41 @@ def load_split(repo: str, split: str, root: str | None, config: str | None = Non
             files = sorted(str(f) for f in folder.glob(f"{split}-*.parquet"))
             if not files:
                 raise UserError(f"{repo}: no split {split} in {folder}")
+            _check_readable(files)
             return datasets.load_dataset("parquet", data_files={split: files}, split=split)
         return datasets.load_dataset(repo, config, split=split)
     except UserError:
         raise
     except Exception as e:
+        if local and local.is_dir():
+            raise UserError(f"{local}: split {split} cannot be read: {first_line(e)}") from e
         where = f"not under {found}" if found else "no local root is set"
         raise UserError(
             f"data set {repo}: {where}, and the hub gave: {first_line(e)}; "
             f"either set data.root (or TREEPROP_DATA) to a folder that holds {repo}, "
             "or run once where the Hugging Face hub can be reached"
         ) from e
+
+
+def _check_readable(files: Sequence[str]) -> None:
+    """A file that is there and cannot be read is named."""
+    import pyarrow.parquet
+
+    for file in files:
+        try:
+            pyarrow.parquet.ParquetFile(file)
+        except Exception as e:  # pyarrow has errors of its own
+            raise UserError(f"{file}: cannot be read: {first_line(e)}") from e
+
+
+def row_at(repo: str, split: str, root: str | None, row: int) -> str:
+    """The file that holds a row of a split, and its number there, for a message."""
+    import pyarrow.parquet
+
+    found = find_root(root)
+    for file in sorted((found / repo).glob(f"{split}-*.parquet")) if found else []:
+        count = pyarrow.parquet.ParquetFile(file).metadata.num_rows
+        if row < count:
+            return f"{file}, row {row}"
+        row -= count
+    return f"{repo}, split {split}, row {row}"

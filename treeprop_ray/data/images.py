@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from treeprop_ray.core.rng import generator
-from treeprop_ray.data.hub import cache_folder, load_split
+from treeprop_ray.data.cache import cached
+from treeprop_ray.data.hub import cache_folder, load_split, row_at
 from treeprop_ray.data.sets import DataSet, Split
 from treeprop_ray.errors import UserError
 
@@ -49,8 +49,8 @@ def digits(data: Data) -> DataSet:
 
 def mnist(data: Data) -> DataSet:
     """MNIST from the hub layout `ylecun/mnist`: 60000 + 10000 images of 28x28 pixels."""
-    train = decoded("ylecun/mnist", "train", "image", "label", (1, 28, 28), data)
-    test = decoded("ylecun/mnist", "test", "image", "label", (1, 28, 28), data)
+    train = decoded("ylecun/mnist", "train", "image", "label", (1, 28, 28), 10, data)
+    test = decoded("ylecun/mnist", "test", "image", "label", (1, 28, 28), 10, data)
     return DataSet("mnist", train, test, test, 10, unit_scale)
 
 
@@ -89,7 +89,8 @@ def colour(
     data: Data,
 ) -> DataSet:
     """A hub set of square colour images; `statistics` are mean and deviation of the channels."""
-    train, held = (decoded(repo, s, *columns, (3, side, side), data) for s in ("train", test))
+    size = (3, side, side)
+    train, held = (decoded(repo, s, *columns, size, classes, data) for s in ("train", test))
     return DataSet(name, train, held, held, classes, partial(normalise, *statistics))
 
 
@@ -103,27 +104,37 @@ SETS: dict[str, Callable[[Data], DataSet]] = {
 
 
 def decoded(
-    repo: str, split: str, image: str, label: str, shape: tuple[int, int, int], data: Data
-) -> Split:
-    """Images of a hub split as a memory-mapped uint8 array (n, C, H, W), decoded on first use."""
-    folder = cache_folder(repo, split, data.root)
-    pixels, labels = folder / "x.npy", folder / "y.npy"
-    if not (pixels.is_file() and labels.is_file()):
-        _decode(repo, split, image, label, shape, data, pixels, labels)
-    x = np.load(pixels, mmap_mode="c")  # copy on write: torch asks for writable memory
-    return Split(torch.from_numpy(x), torch.from_numpy(np.load(labels)))
-
-
-def _decode(
     repo: str,
     split: str,
     image: str,
     label: str,
     shape: tuple[int, int, int],
+    classes: int,
     data: Data,
-    pixels: Path,
-    labels: Path,
-) -> None:
+) -> Split:
+    """Images of a hub split as a memory-mapped uint8 array (n, C, H, W), decoded on first use."""
+    folder = cache_folder(repo, split, data.root)
+    y = cached(folder / "y.npy", lambda: _labels(repo, split, label, classes, data))
+    x = cached(folder / "x.npy", lambda: _pixels(repo, split, image, shape, data))
+    if x.shape != (len(y), *shape) or x.dtype != np.uint8:
+        raise UserError(f"{folder}: the cache is of other images {x.shape}; remove the folder")
+    return Split(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def _labels(repo: str, split: str, label: str, classes: int, data: Data) -> Any:
+    rows = load_split(repo, split, data.root)
+    if label not in rows.column_names:
+        have = ", ".join(rows.column_names)
+        raise UserError(f"{repo}, split {split}: has no column {label}; it has {have}")
+    values = rows[label][:]
+    for i, value in enumerate(values):
+        if not isinstance(value, int) or not 0 <= value < classes:
+            where = row_at(repo, split, data.root, i)
+            raise UserError(f"{where}: label {value} is outside the classes 0 … {classes - 1}")
+    return np.asarray(values, dtype=np.int64)
+
+
+def _pixels(repo: str, split: str, image: str, shape: tuple[int, int, int], data: Data) -> Any:
     rows = load_split(repo, split, data.root)
     mode = "L" if shape[0] == 1 else "RGB"
     x = np.empty((len(rows), *shape), dtype=np.uint8)
@@ -131,15 +142,13 @@ def _decode(
         try:
             picture = np.asarray(rows[i][image].convert(mode))
         except Exception as e:
-            raise UserError(f"{repo}: image {i} of split {split} is damaged: {e}") from e
+            where = row_at(repo, split, data.root, i)
+            raise UserError(f"{where}: image {i} of split {split} is damaged: {e}") from e
         picture = picture[None] if picture.ndim == 2 else picture.transpose(2, 0, 1)
         if picture.shape != shape:
             raise UserError(
-                f"{repo}: image {i} of split {split} has shape {picture.shape}, expected {shape}"
+                f"{row_at(repo, split, data.root, i)}: image {i} of split {split} has shape "
+                f"{picture.shape}, expected {shape}"
             )
         x[i] = picture
-    pixels.parent.mkdir(parents=True, exist_ok=True)
-    for path, array in ((labels, np.asarray(rows[label], dtype=np.int64)), (pixels, x)):
-        aside = path.with_suffix(".tmp.npy")
-        np.save(aside, array)
-        aside.replace(path)
+    return x

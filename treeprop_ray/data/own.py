@@ -23,6 +23,7 @@ from treeprop_ray.data.sources import (
     Source,
     Split,
     as_tensor,
+    check_finite,
     check_labels,
     pair_of,
     targets,
@@ -63,7 +64,8 @@ def own_set(
     )
     for name, split in zip(SPLITS, (train, validation, test), strict=True):
         if isinstance(split, Split):
-            check_labels(targets(split.y), classes, name)
+            check_labels(targets(split.y), classes, name, whole=True)
+            check_finite(split.x, name)
     dtype = example.x.dtype if example.x.is_floating_point() else torch.float32
     return DataSet("own", train, validation, test, classes, Tensor.clone, dtype, own=True)
 

@@ -48,17 +48,31 @@ class _OwnDraws(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _states(own: _OwnDraws) -> tuple[Any, ...]:
+    """Where all generators stand."""
+    _, words, *where = np.random.get_state()
+    torchs = own.generator.get_state().numpy().tobytes()
+    return random.getstate(), (np.asarray(words).tobytes(), *where), torchs
+
+
 @contextmanager
-def drawing(seed: int) -> Iterator[None]:
-    """Whatever is drawn inside, by torch, numpy or Python, is a function of `seed`."""
+def drawing(seed: int) -> Iterator[Callable[[], bool]]:
+    """Whatever is drawn inside, by torch, numpy or Python, is a function of `seed`.
+
+    What it gives tells, afterwards too, whether anything was drawn.
+    """
+    drawn: list[bool] = []
     with _lock:
         before, numpy_before = random.getstate(), np.random.get_state()
         random.seed(seed)
         np.random.seed(seed % 2**32)
+        own = _OwnDraws(seed)
+        fresh = _states(own)
         try:
-            with _OwnDraws(seed):
-                yield
+            with own:
+                yield lambda: any(drawn)
         finally:
+            drawn += [a != b for a, b in zip(fresh, _states(own), strict=True)]
             random.setstate(before)
             np.random.set_state(numpy_before)
 

@@ -78,7 +78,17 @@ class Rows:
         except Exception as e:  # the user's own code may raise anything
             reason = f"{type(e).__name__}: {first_line(e)}"
             raise UserError(f"{self.what}: samples {short(numbers)}: {reason}") from e
-        return collated(samples, self.columns, self.what)
+        try:
+            batch = collated(samples, self.columns, self.what)
+        except UserError:
+            for number, sample in zip(numbers, samples, strict=True):  # name the one, if it is one
+                try:
+                    collated([sample], self.columns, self.what)
+                except UserError as e:
+                    raise UserError(f"{e} (sample {number})") from e
+            raise
+        check_finite(batch.x, self.what, numbers)
+        return batch
 
     def part(self, index: Tensor) -> Rows:
         return Rows(self.rows, self.columns, self.what, self.index[index])
@@ -94,13 +104,26 @@ def targets(y: Tensor) -> Tensor:
     return y if y.is_floating_point() else y.long()
 
 
-def check_labels(y: Tensor, classes: int, what: str) -> None:
-    """Raise UserError where labels are outside the known classes."""
+def check_labels(y: Tensor, classes: int, what: str, whole: bool = False) -> None:
+    """Raise UserError where labels are outside the known classes; a `whole` split has rows."""
     if not classes or y.is_floating_point() or not y.numel():
         return
-    wrong = y[((y < 0) & (y != IGNORED)) | (y >= classes)]
-    if len(wrong):
-        raise UserError(f"{what}: label {int(wrong[0])} is outside the classes 0 … {classes - 1}")
+    wrong = ((y < 0) & (y != IGNORED)) | (y >= classes)
+    if wrong.any():
+        row = f" (row {int(wrong.nonzero()[0][0])})" if whole else ""
+        label = int(y[wrong][0])
+        raise UserError(f"{what}: label {label} is outside the classes 0 … {classes - 1}{row}")
+
+
+def check_finite(x: Tensor, what: str, numbers: Sequence[int] | None = None) -> None:
+    """Raise UserError where an input is NaN or infinite, with the number of its sample."""
+    if not x.is_floating_point() or not x.numel():
+        return
+    wrong = ~x.isfinite()
+    if wrong.any():
+        at = int(wrong.nonzero()[0][0])
+        row = numbers[at] if numbers else at
+        raise UserError(f"{what}: an input of sample {row} is {float(x[wrong][0])}")
 
 
 # -- samples to tensors ---------------------------------------------------------------------------

@@ -11,13 +11,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from treeprop_ray.core.network import Shape
+from treeprop_ray.data.cache import cached
 from treeprop_ray.data.hub import cache_folder, find_root, load_split, prepare_offline
 from treeprop_ray.data.sets import DataSet, Split
 from treeprop_ray.errors import UserError, first_line
@@ -96,14 +97,13 @@ def tokenizer_of(data: Data) -> Tokenizer:
 
 def tokenised(path: Path, data: Data, texts: Callable[[], Iterable[list[str]]]) -> Tensor:
     """The tokens of groups of texts as a memory-mapped int32 array, made on first use."""
-    if not path.is_file():
+
+    def make() -> Any:
         tokenizer = tokenizer_of(data)
         rows = [np.asarray(t, np.int32) for group in texts() for t in tokenizer.encode(group) if t]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".tmp.npy")
-        np.save(aside, np.concatenate(rows))
-        aside.replace(path)
-    return torch.from_numpy(np.load(path, mmap_mode="c"))  # copy on write: torch wants it writable
+        return np.concatenate(rows)
+
+    return torch.from_numpy(cached(path, make))
 
 
 def windows(tokens: Tensor, length: int, what: str) -> Split:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import ray
 import torch
 from ray.util.metrics import Gauge
 from torch import Tensor
@@ -15,8 +16,10 @@ from torch import Tensor
 from treeprop_ray.core.rule import HeldOut, Piece, cut
 from treeprop_ray.engine import transport
 from treeprop_ray.engine.base import Span
+from treeprop_ray.engine.points import Point
 from treeprop_ray.errors import TrainingError, UserError, told_at
-from treeprop_ray.hosts.base import Held, Host, StepReport
+from treeprop_ray.hosts.base import Added, HandedOut, Held, Host, StepReport
+from treeprop_ray.hosts.reduction import Packet as Weights
 from treeprop_ray.schedule.ops import Call
 
 Norms = Mapping[str, float]  # squared gradient norms by part
@@ -29,6 +32,11 @@ class HostLike(Protocol):
 
     def begin(self, call: Call) -> None: ...
     def run(self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]) -> Held: ...
+    def hand_out(self) -> list[HandedOut]: ...
+    def add_up(self, others: Sequence[HandedOut]) -> Added: ...
+    def take(self, others: Sequence[Added]) -> None: ...
+    def weights_out(self) -> Weights: ...
+    def renew(self, others: Sequence[Weights]) -> None: ...
     def report(self, step: int, norms: bool) -> StepReport: ...
     def apply(self, step: int, square_norms: Sequence[Norms] | None) -> None: ...
 
@@ -47,6 +55,9 @@ class Role:
     keep_spans: int = 0
     programs: Mapping[str, Any] = field(default_factory=dict)  # transport=stream: by pass
     clip: bool = False  # transport=stream: norms of all hosts are needed
+    copy: int = 0  # of several copies which one this is
+    copies: int = 1
+    shards: bool = False  # each copy updates its share
 
 
 class HostActor:
@@ -55,6 +66,7 @@ class HostActor:
     def __init__(self, role: Role) -> None:
         """An error is kept for `ready`: raised here, it would look like an actor that was lost."""
         self.unmade: TrainingError | UserError | None = None
+        self.kept: dict[int, Any] = {}  # states of another actor, by step
         try:
             self.become(role)
         except (TrainingError, UserError) as e:
@@ -135,13 +147,45 @@ class HostActor:
             self._gauges.wave(call, seconds, self.sent)
         return out
 
-    def report(self, step: int, norms: bool) -> StepReport:
-        """Losses and gradient norms after the backward waves."""
+    def hand_out(self, step: int, _: object) -> Any:
+        """For each copy of this host what it needs to add up its share of the gradients. `_` is
+        the call it waits for."""
+        return [self._sent(part) for part in self._shared("hand_out", step, self.host.hand_out)]
+
+    def add_up(self, step: int, *others: Any) -> Any:
+        """The sums of the own share of the gradients, over all copies."""
+        given = [transport.arriving(other) for other in others]
+        return self._sent(self._shared("add_up", step, self.host.add_up, given))
+
+    def _sent(self, value: Any) -> Any:
+        """A value on its way to another copy, in travelling form; its bytes are counted."""
+        leaving = transport.leaving(value)
+        self.sent += transport.weight(leaving)
+        return leaving
+
+    def _shared(self, phase: str, step: int, verb: Callable[..., Any], *words: Any) -> Any:
+        """Work on gradients of several copies."""
+        if self.broken:
+            raise self.broken
+        begin = time.time()
+        try:
+            out = verb(*words)
+        except Exception as e:
+            self.broken = told_at(f"actor {self.role.name}, end of step {step}", e)
+            raise self.broken from e
+        self._note(phase, 0, 0, step, begin)
+        return out
+
+    def report(self, step: int, norms: bool, *sums: Any) -> StepReport:
+        """Losses and gradient norms after the backward waves; with copies, `sums` are those of the
+        others."""
         self.told = None
         if self.broken:
             raise self.broken
         begin = time.time()
         try:
+            if sums:
+                self.host.take([transport.arriving(other) for other in sums])
             self.told = report = self.host.report(step, norms)
         except Exception as e:
             raise told_at(f"actor {self.role.name}, end of step {step}", e) from e
@@ -149,25 +193,34 @@ class HostActor:
         self._gauges.losses(report)
         return report
 
-    def apply(self, step: int, _: object, *others: StepReport) -> None:
+    def apply(self, step: int, _: object, *others: StepReport) -> Any:
         """Optimizer step with the gradient norms of all hosts: the own ones are here, those of the
-        others arrive. `_` is the call it waits for."""
+        others arrive. `_` is the call it waits for. With shards, the weights that it updates."""
         if self.told:  # else the report has failed, and says why
-            self._apply(step, [r.square_norms for r in (self.told, *others)])
+            return self._apply(step, [r.square_norms for r in (self.told, *others)])
+        return None
 
-    def finish(self, step: int, norms: bool, _: object) -> StepReport:
-        """Report and optimizer step in one call, when no global norm is needed."""
-        report = self.report(step, norms)
-        self._apply(step, None)
-        return report
+    def finish(self, step: int, norms: bool, _: object, *sums: Any) -> Any:
+        """Report and optimizer step in one call, when no global norm is needed; with shards also
+        the weights that it updates."""
+        report = self.report(step, norms, *sums)
+        weights = self._apply(step, None)
+        return (report, weights) if self.role.shards else report
 
-    def _apply(self, step: int, square_norms: Sequence[Norms] | None) -> None:
+    def renew(self, step: int, *others: Any) -> None:
+        """With shards: the weights that other copies have updated."""
+        given = [transport.arriving(other) for other in others]
+        self._shared("renew", step, self.host.renew, given)
+
+    def _apply(self, step: int, square_norms: Sequence[Norms] | None) -> Any:
         begin = time.time()
         try:
             self.host.apply(step, square_norms)
+            weights = self._sent(self.host.weights_out()) if self.role.shards else None
         except Exception as e:
             raise told_at(f"actor {self.role.name}, update of step {step}", e) from e
         self._note("update", 0, 0, step, begin)
+        return weights
 
     def _note(self, phase: str, level: int, piece: int, step: int, begin: float) -> float:
         """Write down work that ends now; returns its seconds."""
@@ -195,16 +248,33 @@ class HostActor:
         except Exception as e:
             raise told_at(f"actor {self.role.name}, {verb.__name__}", e) from e
 
-    def state(self) -> Any:
-        """Weights and optimizer state of the parts that live here."""
-        assert isinstance(self.host, Host)
-        return transport.leaving(self.host.state())
+    def machine(self) -> str:
+        """Ray's name of the machine this is on."""
+        return str(ray.get_runtime_context().get_node_id())
 
-    def load(self, weights: Any, optimizer: Any) -> None:
-        """Take up a state (all of it or the own part)."""
+    def state(self, own: bool = False) -> tuple[tuple[str, ...], Any]:
+        """The names of parts that are told about here; their weights and optimizer state. `own`:
+        also of parts that another copy tells about."""
+        assert isinstance(self.host, Host)
+        state = self.host.own_state() if own else self.host.state()
+        parts = {key.partition("/")[0] for part in state for key in part}
+        return tuple(parts), transport.leaving(state)
+
+    def keep(self, step: int, state: Any) -> None:
+        """Hold the state of another actor, of the time before `step`, in memory: the newest two."""
+        self.kept = {**dict(sorted(self.kept.items())[-1:]), step: state}
+
+    def load(self, point: Point, index: int) -> None:
+        """Take up what belongs here of a point's states, which are fetched only then."""
         assert isinstance(self.host, Host)
         self.broken = None
-        self.host.load(transport.arriving(weights), transport.arriving(optimizer))
+        self.host.load(*point.state_of(self.host.parts, index))
+
+    def take_up(self, read: Callable[[Host], None]) -> None:
+        """Have the host read its parts of a stored state."""
+        assert isinstance(self.host, Host)
+        self.broken = None
+        self._shared("load", 0, read, self.host)
 
 
 class _Gauges:

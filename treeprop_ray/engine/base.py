@@ -77,6 +77,9 @@ class Engine(ABC):
         """When the actors worked during the last steps; empty in one process."""
         return []
 
+    def watch(self, told: Callable[[], str]) -> None:  # noqa: B027 (nothing to lose in one process)
+        """Say `told` in one line and end the process when what the engine runs on is gone."""
+
     def close(self) -> None:  # noqa: B027 (nothing to close is the rule in one process)
         """Give back everything that was started."""
 

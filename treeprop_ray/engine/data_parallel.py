@@ -82,10 +82,10 @@ class DataParallelEngine(LocalEngine):
     def _step(self, step: int, report: bool) -> None:
         self.gradients(step)
         if report:
-            terms = self.host.losses[self.tree.N].terms
-            total = terms["ce"].detach().clone()
+            losses = self.host.losses[self.tree.N]
+            total = losses.take()["ce"].clone()
             distributed.all_reduce(total)
-            terms["ce"] = total
+            losses.add("ce", total)
         self._last = self.host.report(step, norms=report or self._needs_norms)
         self.host.apply(step, [self._last.square_norms])
 

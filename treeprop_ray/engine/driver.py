@@ -10,16 +10,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import (
     GetTimeoutError,
+    NodeDiedError,
     ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
     RayActorError,
     RayError,
+    RaySystemError,
     RayTaskError,
+    RpcError,
+    WorkerCrashedError,
 )
 from ray.util.metrics import Gauge
 from ray.util.placement_group import (
@@ -32,18 +39,30 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.engine.actors import HostActor, Role
+from treeprop_ray.engine.points import Point, keepers
 from treeprop_ray.errors import ActorLost, TrainingError, UserError, first_line
 from treeprop_ray.hosts.base import StepReport
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Plan
 
 START_SECONDS = 300  # for all actors to import torch and build their parts
 GROUP_SECONDS = 60  # for a placement group that should fit
 REVIVE_SECONDS = 60  # for actors that are made anew
+ANSWER_SECONDS = 60  # for actors that live, when somebody was lost
 MOVE_SECONDS = 3  # for Ray to find another machine for the bundle of a lost one
 
 
+# what Ray says when a process, a machine or a tensor is gone; all go back and replay
+LOSSES = (
+    RayActorError, ObjectLostError, OutOfMemoryError, NodeDiedError, WorkerCrashedError,
+    RaySystemError, ObjectStoreFullError, OutOfDiskError, RpcError,
+)  # fmt: skip
+
 Bound = tuple[Any, int, Call]  # an actor's method, the call's index there, the call
+
+
+class ActorLate(ActorLost):
+    """No answer in time: an actor is stuck, paused, or cut off from the others."""
 
 
 class PlacementBusy(UserError):
@@ -61,12 +80,19 @@ class Driver:
         clip: bool,
         in_flight: int,
         wave_timeout: float = 600.0,
-        probes: Mapping[str, Sequence[Call]] | None = None,
+        others: Mapping[str, Sequence[Call]] | None = None,
+        pass_at: Callable[[int], str] = lambda step: STEP,
+        shards: bool = False,
+        avoid: Collection[str] = (),
     ) -> None:
-        """`probes`: calls outside the step, by name; a role lists them after its step's calls."""
+        """`others`: calls of other passes, by name; a role lists them after its step's calls.
+        `pass_at`: the pass that a training step is. `avoid`: ids of machines that others cannot
+        reach."""
+        self.avoid = avoid
         self.plan, self.roles, self.calls, self.clip = plan, roles, calls, clip
         self.in_flight, self.wave_timeout = in_flight, wave_timeout
-        self.probes = probes or {}
+        self.others, self.pass_at = others or {}, pass_at
+        self.shards = shards
         self.group: PlacementGroup | None = None
         self.owns_group, self.first_bundle = True, 0
         self.actors: list[Any] = []
@@ -89,8 +115,24 @@ class Driver:
                 f"are not free (in use by others); free: {ray.available_resources()}"
             )
         self.actors = [self._actor_anew(index) for index in range(len(self.roles))]
-        self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
+        try:
+            self._get([actor.ready.remote() for actor in self.actors], START_SECONDS)
+        except ActorLost as e:
+            names = ", ".join(self.roles[i].name for i in self.lost()) or "an actor"
+            raise ActorLost(f"{names} died while it was made: {e}") from e
+        self._look_around()
         self._join()
+
+    def _look_around(self) -> None:
+        """Who keeps whose state."""
+        machines = [actor.machine.remote() for actor in self.actors]
+        twins = len(self.plan.names) if self.alike else 0
+        self.keepers = keepers(self._get(machines, START_SECONDS), twins)
+
+    @property
+    def alike(self) -> bool:
+        """Whether copies of a host have the same state."""
+        return self.plan.copies > 1 and not self.shards
 
     def _take_group(self) -> None:
         """A Tune trial comes with a placement group whose last bundles are ours; else make one."""
@@ -99,7 +141,12 @@ class Driver:
             self.group, self.owns_group = around, False
             self.first_bundle = len(around.bundle_specs) - count
         else:
-            self.group = placement_group(self.plan.bundles, strategy=self.plan.strategy)
+            elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(self.avoid))})"}
+            self.group = placement_group(
+                self.plan.bundles,
+                strategy=self.plan.strategy,
+                bundle_label_selector=[elsewhere] * count if self.avoid else None,
+            )
 
     def _actor(self, index: int) -> Any:
         """Start the actor of a role in its bundle. Ray must not restart it: state would be lost."""
@@ -128,7 +175,9 @@ class Driver:
     def lost(self) -> list[int]:
         """The hosts whose actors are dead or do not answer."""
         self.flight.clear()
-        return [i for i, actor in enumerate(self.actors) if not self._alive(actor)]
+        refs = [actor.ready.remote() for actor in self.actors]
+        ray.wait(refs, num_returns=len(refs), timeout=ANSWER_SECONDS)
+        return [i for i, ref in enumerate(refs) if not self._answers(ref)]
 
     def revive(self, lost: Sequence[int]) -> None:
         """Make lost actors anew in their places; the others live on.
@@ -147,6 +196,7 @@ class Driver:
             if time.monotonic() > deadline or not self._has_places():
                 raise ActorLost("the place of an actor is gone")
         self._get(refs)
+        self._look_around()
         self._bind()
 
     def _has_places(self) -> bool:
@@ -162,9 +212,9 @@ class Driver:
                 time.sleep(0.1)
         raise ActorLost(f"the name {self.roles[index].name} stays taken")
 
-    def _alive(self, actor: Any) -> bool:
+    def _answers(self, ref: Any) -> bool:
         try:
-            ray.get(actor.ready.remote(), timeout=REVIVE_SECONDS)
+            ray.get(ref, timeout=0)
         except (RayError, GetTimeoutError):
             return False
         return True
@@ -182,8 +232,8 @@ class Driver:
                 counters[call.host] += 1
             return bound
 
-        self.bound = bind(self.calls)
-        self.bound_probes = {name: bind(calls) for name, calls in self.probes.items()}
+        passes = {STEP: self.calls, **self.others}
+        self.bound = {name: bind(calls) for name, calls in passes.items()}
 
     def become(self, roles: Sequence[Role], calls: Sequence[Call]) -> None:
         """Give the same actors other roles."""
@@ -213,24 +263,62 @@ class Driver:
 
     def step(self, step: int, report: bool) -> None:
         """Submit one step; wait for an earlier one if too many are under way."""
-        tail = self.submit(self.bound, step)
+        tail = self.submit(self.bound[self.pass_at(step)], step)
+        sums = self._sums(step, tail)
         # a host whose last call failed must not step its optimizer: `tail` makes it wait and fail
         if self.clip:
-            reports = [a.report.remote(step, True) for a in self.actors]
+            pairs = zip(self.actors, sums, strict=True)
+            reports = [a.report.remote(step, True, *s) for a, s in pairs]
             done = [
-                a.apply.remote(step, tail[i], *reports[:i], *reports[i + 1 :])
+                a.apply.remote(step, tail[i], *(reports[j] for j in self._fellows(i) if j != i))
                 for i, a in enumerate(self.actors)
             ]
-            self.flight.append([*reports, *done])
         else:
-            pairs = zip(self.actors, tail, strict=True)
-            self.flight.append([a.finish.remote(step, report, t) for a, t in pairs])
+            returns = 2 if self.shards else 1
+            ends = zip(self.actors, tail, sums, strict=True)
+            reports = [
+                a.finish.options(num_returns=returns).remote(step, report, t, *s)
+                for a, t, s in ends
+            ]
+            done = []
+            if self.shards:
+                reports, done = map(list, zip(*reports, strict=True))
+        if self.shards:
+            pairs = zip(self.actors, self._of_twins(done), strict=True)
+            done = [a.renew.remote(step, *weights) for a, weights in pairs]
+        self.flight.append([*reports, *done])
         while len(self.flight) > self.in_flight:
             self._land()
 
+    def _fellows(self, index: int) -> range:
+        """The hosts of an actor's copy."""
+        hosts = len(self.plan.names)
+        return range(first := index - index % hosts, first + hosts)
+
+    def _of_twins(self, made: Sequence[Any]) -> list[list[Any]]:
+        """For each actor what the other copies of its host have made."""
+        hosts, count = len(self.plan.names), len(self.actors)
+        return [[made[j] for j in range(i % hosts, count, hosts) if j != i] for i in range(count)]
+
+    def _sums(self, step: int, tail: Sequence[Any]) -> list[list[Any]]:
+        """With copies: have them add up their gradients; for each actor what it gets of others."""
+        copies, hosts = self.plan.copies, len(self.plan.names)
+        if copies == 1:
+            return [[] for _ in self.actors]
+        given = [
+            a.hand_out.options(num_returns=copies).remote(step, t)
+            for a, t in zip(self.actors, tail, strict=True)
+        ]
+        added = [
+            a.add_up.remote(step, *(packets[i // hosts] for packets in mine))
+            for i, (a, mine) in enumerate(zip(self.actors, self._of_twins(given), strict=True))
+        ]
+        return self._of_twins(added)
+
     def _land(self) -> None:
         results = self._get(self.flight.popleft())
-        self.last = [r for r in results if isinstance(r, StepReport)]
+        reports = [r for r in results if isinstance(r, StepReport)]
+        self.last = reports[: len(self.plan.names)]  # the copies' are the same
         self._gauges.landed(len(self.flight))
 
     def flush(self) -> None:
@@ -254,14 +342,16 @@ class Driver:
             if isinstance(cause, TrainingError | UserError):
                 raise cause from None
             self._check_made(cause)
-            if isinstance(cause, RayActorError | ObjectLostError):
+            if isinstance(cause, LOSSES):
                 raise ActorLost(first_line(cause)) from e
             raise TrainingError(f"an actor failed: {first_line(cause or e)}") from e
-        except (RayActorError, ObjectLostError) as e:
+        except LOSSES as e:
             self._check_made(e)
             raise ActorLost(first_line(e)) from e
         except GetTimeoutError as e:
-            raise TrainingError(self._late(refs, timeout or self.wave_timeout)) from e
+            raise ActorLate(self._late(refs, timeout or self.wave_timeout)) from e
+        except RayError as e:
+            raise TrainingError(f"Ray failed: {type(e).__name__}: {first_line(e)}") from e
 
     def _check_made(self, error: object) -> None:
         """An actor that cannot even be given its role is not lost: it would break again."""
@@ -283,14 +373,23 @@ class Driver:
         self.flush()
         return self.actors[host].ask.options(num_returns=returns).remote(verb, *words)
 
-    def states(self) -> list[Any]:
-        """Futures of the state of every actor, behind the steps that are submitted."""
+    def snapshot(self, step: int) -> Point:
+        """The states of all actors, behind the steps that are submitted, as the point of `step`."""
         self.flush()
-        return [actor.state.remote() for actor in self.actors]
+        return Point.taken(self.actors, self.keepers, step, own=self.alike)
+
+    def states(self) -> list[Any]:
+        """Futures of the state of every actor, to be fetched at once."""
+        self.flush()
+        return Point.taken(self.actors, [None] * len(self.actors), 0).states
+
+    def restore(self, point: Point) -> None:
+        """Bring all actors to a point."""
+        self._get(point.load(self.actors))
 
     def probe(self, name: str, at: HeldOut) -> None:
-        """Run the calls of the step ("tree") or of a pass of the probe; waits for them."""
-        self.submit(self.bound if name == "tree" else self.bound_probes[name], at)
+        """Run the calls of a pass on a held-out batch; waits for them."""
+        self.submit(self.bound[name], at)
         self._get([actor.settled.remote() for actor in self.actors])
 
     def get(self, refs: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from treeprop_ray.engine.base import Engine
 from treeprop_ray.errors import UserError, told_at
 from treeprop_ray.hosts.base import State, StepReport
 from treeprop_ray.methods import Job
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import alone
 
 
@@ -28,12 +28,12 @@ class LocalEngine(Engine):
         except Exception as e:
             raise told_at("the network cannot be made", e) from e
         self.calls = job.method.calls(job, self.plan)
-        self.passes = {"tree": self.calls, **job.method.probe_calls(job, self.plan)}
+        self.passes = {STEP: self.calls, **job.method.other_calls(job, self.plan)}
         self._last = StepReport()
 
     def gradients(self, step: int) -> None:
         """The forward and backward waves of a step; gradients stay in the parameters."""
-        self._run(self.calls, step)
+        self._run(self.passes[self.job.pass_at(step)], step)
 
     def _run(self, calls: Sequence[Call], at: int | HeldOut) -> None:
         pieces = cut(at, self.job.places, self.job.settings.pieces)

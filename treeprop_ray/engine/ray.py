@@ -17,11 +17,15 @@ from treeprop_ray.engine import runtime, transport
 from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.base import Engine, Span
 from treeprop_ray.engine.driver import Driver
+from treeprop_ray.engine.points import Point
 from treeprop_ray.engine.recovery import Recovery
 from treeprop_ray.engine.stream import driver_class
+from treeprop_ray.engine.watch import Watch
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.hosts.base import State, StepReport
 from treeprop_ray.methods import Job
+from treeprop_ray.schedule.copies import Copy, copied
+from treeprop_ray.schedule.ops import STEP
 from treeprop_ray.schedule.placement import Plan
 
 Answer = TypeVar("Answer")
@@ -36,6 +40,11 @@ def fetched(stored: Sequence[Any]) -> Batches:
 Usage = tuple[float, int, list[Span]]  # busy seconds, bytes sent, last spans
 
 
+def whole_name(name: str) -> str:
+    """The name of a pass with all its pieces in one copy."""
+    return f"whole {name}"
+
+
 class RayEngine(Engine):
     """Runs a job on the actors of a plan, and recovers from lost ones."""
 
@@ -44,9 +53,14 @@ class RayEngine(Engine):
     def __init__(self, job: Job, owns_ray: bool = False) -> None:
         super().__init__(job)
         self.owns_ray = owns_ray
+        self.avoid: set[str] = set()  # machines that others cannot reach
+        self._watch: Watch | None = None
         self.job = replace(job, batches=self._shipped(job))
         self.recovery = Recovery(self, job.settings)
-        self.start(job.method.plan(job.settings, job.tree, runtime.cluster()))
+        self.recovery.first(lambda: self.start(self._planned()))
+
+    def _planned(self) -> Plan:
+        return self.method.plan(self.job.settings, self.tree, runtime.cluster(self.avoid))
 
     def _shipped(self, job: Job) -> Callable[[], Batches]:
         """The batches in the object store: only the actor that opens them fetches them."""
@@ -62,21 +76,31 @@ class RayEngine(Engine):
         """Make the actors of a plan."""
         self._check_tasks(plan)
         job, method, settings = self.job, self.method, self.job.settings
-        calls, probes = method.calls(job, plan), method.probe_calls(job, plan)
+        hosts, shards = len(plan.names), settings.shard_optimizer and plan.copies > 1
+        passes = {STEP: method.calls(job, plan), **method.other_calls(job, plan)}
+        if plan.copies > 1:  # the probe runs on the first copy
+            whole = {whole_name(name): calls for name, calls in passes.items()}
+            passes = {n: copied(c, hosts, plan.copies, settings.pieces) for n, c in passes.items()}
+            passes.update(whole if len(whole) > 1 else {})
+        calls, others = passes[STEP], {n: c for n, c in passes.items() if n != STEP}
         roles = []
-        for index, name in enumerate(plan.names):
+        for index, name in enumerate(plan.actors):
+            copy = Copy(index // hosts, plan.copies, settings.reduce == "exact", shards)
             mine = tuple(call for call in calls if call.host == index)
-            more = tuple(c for passes in probes.values() for c in passes if c.host == index)
+            more = tuple(c for passes in others.values() for c in passes if c.host == index)
             roles.append(
                 Role(
                     name=name,
-                    about=method.about(settings, plan, job.tree, index),
-                    make_host=partial(method.host, job, plan, index),
+                    about=method.about(settings, plan, job.tree, index % hosts),
+                    make_host=partial(method.host, replace(job, copy=copy), plan, index % hosts),
                     calls=mine + more,
                     total=job.places,
                     pieces=settings.pieces,
                     threads=settings.threads,
-                    keep_spans=(len(mine) + 2) * settings.timeline_steps,
+                    keep_spans=(len(mine) + 2 + 3 * (plan.copies > 1)) * settings.timeline_steps,
+                    copy=copy.index,
+                    copies=copy.of,
+                    shards=shards,
                 )
             )
         self.plan = plan
@@ -87,7 +111,10 @@ class RayEngine(Engine):
             clip=job.optimizer.exchanges,
             in_flight=settings.in_flight,
             wave_timeout=settings.wave_timeout,
-            probes=probes,
+            others=others,
+            pass_at=job.pass_at,
+            shards=shards,
+            avoid=self.avoid,
         )
 
     def _check_tasks(self, plan: Plan) -> None:
@@ -96,7 +123,7 @@ class RayEngine(Engine):
         taken = sum(bundle.get("CPU", 0.0) for bundle in plan.bundles)
         if self.job.runs_tasks and cpus - taken < 1:
             raise UserError(
-                f"cpus_per_actor={plan.cpus:g}: {len(plan.names)} actors take {taken:g} of "
+                f"cpus_per_actor={plan.cpus:g}: {len(plan.actors)} actors take {taken:g} of "
                 f"{cpus:g} CPUs; Ray Data needs at least 1 for its tasks, so use less"
             )
 
@@ -121,7 +148,7 @@ class RayEngine(Engine):
         return [transport.arriving(answer) for answer in self.driver.get(answers)]
 
     def submit(self, name: str, at: HeldOut) -> None:
-        self.driver.probe(name, at)
+        self.driver.probe(whole_name(name) if self.plan.copies > 1 else name, at)
 
     # -- state --------------------------------------------------------------------------------
 
@@ -138,7 +165,7 @@ class RayEngine(Engine):
         return dict(sorted(weights.items())), dict(sorted(optimizer.items()))
 
     def load(self, state: State, step: int = 0) -> None:
-        self.recovery.start_from(state, step)
+        self.recovery.start_from(Point.of(state), step)
 
     def usage(self) -> list[Usage]:
         """Per actor: busy seconds and bytes sent since the last question, and its last spans."""
@@ -152,7 +179,13 @@ class RayEngine(Engine):
     def spans(self) -> list[Span]:
         return [span for _, _, spans in self.usage() for span in spans]
 
+    def watch(self, told: Callable[[], str]) -> None:
+        self._watch = Watch(told)
+        self._watch.start()
+
     def close(self) -> None:
+        if self._watch:
+            self._watch.stop()
         self.driver.close()
         if self.owns_ray:
             runtime.stop()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import ray
@@ -17,20 +19,32 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 
 from treeprop_ray.config import RaySettings
+from treeprop_ray.engine import access
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.schedule.placement import Cluster
+
+TASK_EVENTS = 5000  # that Ray's control store remembers; its own default, 100000, takes 330 MB
 
 
 def start(settings: RaySettings) -> bool:
     """Connect or start Ray; returns whether `stop` should end it."""
     if ray.is_initialized():
         return False
+    access.guard()
+    with _own_handler():
+        return _start(settings)
+
+
+def _start(settings: RaySettings) -> bool:
     address = settings.address or os.environ.get("RAY_ADDRESS", "")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address:
+        joined = access.the_only(address)
         try:
-            _knock(address)
-            ray.init(address=address, **quiet)
+            _knock(joined)
+            ray.init(address=joined, **quiet)
+            if address == "auto":
+                print(f"joined the Ray cluster at {joined}", flush=True)
         except AuthenticationError as e:
             raise UserError(
                 f"ray.address={address}: the cluster refuses this token (or wants one); give the "
@@ -46,12 +60,26 @@ def start(settings: RaySettings) -> bool:
         include_dashboard=settings.dashboard,
         dashboard_host="127.0.0.1",
         _node_ip_address="127.0.0.1",
+        _system_config={"task_events_max_num_task_in_gcs": TASK_EVENTS},
         **quiet,
     )
+    access.close_token()  # Ray has made one, if there was none
     if settings.dashboard:
         url = f"http://{context.dashboard_url}"
         print(f"dashboard: {url} (asks for what `ray get-auth-token` prints)", flush=True)
     return True
+
+
+@contextlib.contextmanager
+def _own_handler() -> Iterator[None]:
+    """`ray.init` puts a handler of its own on SIGTERM; ours, which ends a run in order, stays."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if is_main else None
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _knock(address: str) -> None:
@@ -87,9 +115,15 @@ def stop() -> None:
     ray.shutdown()
 
 
-def cluster() -> Cluster:
-    """What the running Ray has."""
-    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+def machines() -> list[str]:
+    """The ids of the machines of the running Ray; this one comes first."""
+    here = ray.get_runtime_context().get_node_id()
+    return sorted((n["NodeID"] for n in ray.nodes() if n["Alive"]), key=lambda i: (i != here, i))
+
+
+def cluster(avoid: Collection[str] = ()) -> Cluster:
+    """What the running Ray has; `avoid`: ids of machines that do not count."""
+    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in avoid]
     return Cluster(tuple((n.get("CPU", 0.0), n.get("GPU", 0.0)) for n in nodes))
 
 

@@ -25,20 +25,21 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from treeprop_ray.core.rule import HeldOut, cut
+from treeprop_ray.engine import transport
 from treeprop_ray.engine.actors import HostActor, Role
 from treeprop_ray.engine.direct import Direct, Rendezvous, gpu_of, partners
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.links import Address
+from treeprop_ray.engine.twins import swap
 from treeprop_ray.engine.wire import Wire
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
 from treeprop_ray.hosts.base import Host, StepReport
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.programs import Key, programs
 
 CHUNK = 8  # steps in one call of the driver
 TRIAL = 4  # steps after which transport=auto chooses
 SHORT = 0.1  # seconds of a call below which it chooses stream: a wave by store costs 2 to 6 ms more
-STEP = "tree"  # the name of a training step among the passes
 
 
 class StreamActor(HostActor):
@@ -62,16 +63,18 @@ class StreamActor(HostActor):
     ) -> None:
         """Join the others; `meeting`: where those with GPUs find each other."""
         assert self.wire is not None
-        everyone = set(range(len(addresses))) - {rank}
         talkers = {
             host
             for program in self.role.programs.values()
             for turn in program.turns
             for host, _ in (*turn.takes, *turn.gives)
         }
-        self.peers = sorted(everyone)
-        peers = sorted(everyone if self.role.clip else talkers)
-        self.wire.join(rank, addresses, peers)
+        hosts = len(addresses) // self.role.copies
+        first = rank - rank % hosts
+        self.peers = sorted(set(range(first, first + hosts)) - {rank})
+        self.twins = sorted(set(range(rank % hosts, len(addresses), hosts)) - {rank})
+        talkers |= {*self.twins, *(self.peers if self.role.clip else ())}
+        self.wire.join(rank, addresses, sorted(talkers))
         if meeting and addresses[rank].gpu:
             self.wire.direct = Direct(
                 "nccl", rank, len(addresses), meeting, session, self.wire.patience, self._device
@@ -84,20 +87,35 @@ class StreamActor(HostActor):
             self.wire.close()
             self.wire = None
 
-    def run_steps(self, steps: Sequence[tuple[int, bool]]) -> StepReport:
-        """Train some steps; the report of the last one."""
+    def run_steps(self, steps: Sequence[tuple[int, bool, str]]) -> StepReport:
+        """Train some steps, each with the name of its pass; the report of the last one."""
         report = StepReport()
         with self._leaving_on_error():
-            for step, norms in steps:
-                self._pass(STEP, step)
-                report = self.report(step, norms or self.role.clip)
+            for step, norms, name in steps:
+                self._pass(name, step)
+                report = self.report(step, norms or self.role.clip, *self._sums(step))
                 squares = None
                 if self.role.clip:
                     assert self.wire is not None
                     told = self.wire.exchange(report.square_norms, self.peers)
                     squares = [report.square_norms, *told]
-                self._apply(step, squares)
+                weights = self._apply(step, squares)
+                if self.role.shards:
+                    self.renew(step, *self._swap([transport.arriving(weights)] * len(self.twins)))
         return report
+
+    def _sums(self, step: int) -> list[Any]:
+        """With copies: what the others have added up, after all have handed out their terms."""
+        if not self.twins:
+            return []
+        given = self._shared("hand_out", step, self.host.hand_out)
+        others = self._swap([given[k] for k in range(self.role.copies) if k != self.role.copy])
+        added = self._shared("add_up", step, self.host.add_up, others)
+        return self._swap([added] * len(self.twins))
+
+    def _swap(self, values: Sequence[Any]) -> list[Any]:
+        assert self.wire is not None
+        return swap(self.wire, self.twins, values)
 
     def run_pass(self, name: str, at: HeldOut) -> None:
         """A pass of the probe over a held-out batch."""
@@ -138,7 +156,7 @@ class StreamDriver(Driver):
     """Sends actors several steps in one call."""
 
     def __init__(self, *words: Any, **more: Any) -> None:
-        self.buffer: list[tuple[int, bool]] = []
+        self.buffer: list[tuple[int, bool, str]] = []
         self.store: TCPStore | None = None  # where GPUs meet
         super().__init__(*words, **more)
 
@@ -151,7 +169,7 @@ class StreamDriver(Driver):
         super()._make()
 
     def _with_programs(self, roles: Sequence[Role]) -> list[Role]:
-        passes = {STEP: self.calls, **self.probes}
+        passes = {STEP: self.calls, **self.others}
         by_pass = {name: programs(calls, len(roles)) for name, calls in passes.items()}
         return [
             replace(role, programs={n: p[k] for n, p in by_pass.items()}, clip=self.clip)
@@ -197,7 +215,7 @@ class StreamDriver(Driver):
 
     def step(self, step: int, report: bool) -> None:
         """Put a step into the next call; wait for earlier ones if too many are under way."""
-        self.buffer.append((step, report))
+        self.buffer.append((step, report, self.pass_at(step)))
         if report or len(self.buffer) == CHUNK:
             self.flush()
 

@@ -79,6 +79,16 @@ def leaving(value: Any) -> Any:
     return value
 
 
+def weight(value: Any) -> int:
+    """Bytes of the tensors in a value in travelling form."""
+    if isinstance(value, Bits):
+        return int(value.array.nbytes)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    parts = value.values() if type(value) is dict else value if type(value) is tuple else ()
+    return sum(map(weight, parts))
+
+
 def arriving(value: Any) -> Any:
     """Back from `leaving`."""
     if isinstance(value, np.ndarray | Bits):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,10 @@ from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
 from treeprop_ray.core.rule import Piece
 from treeprop_ray.core.states import Spec
 from treeprop_ray.data.batches import Batches
-from treeprop_ray.errors import TrainingError
+from treeprop_ray.errors import TrainingError, UserError
 from treeprop_ray.hosts.compiled import Compiled
+from treeprop_ray.hosts.reduction import Packet, Reduction
+from treeprop_ray.schedule.copies import Copy
 from treeprop_ray.schedule.ops import Call, Op
 
 Held = dict[str, Tensor | None]  # tensors by name (schedule/); an adjoint may be absent
@@ -37,11 +39,13 @@ State = tuple[dict[str, Tensor], dict[str, Tensor]]  # (weights, optimizer), key
 
 @dataclass
 class StepReport:
-    """What a host tells about a step: unweighted loss terms by place, squared norms by part, and
-    the seconds it has spent so far, over all steps, on getting training batches."""
+    """What a host tells about a step: unweighted loss terms by place, squared norms by part, of
+    corrections and what they correct by place, and the seconds it has spent so far, over all steps,
+    on getting training batches."""
 
     losses: dict[int, dict[str, float]] = field(default_factory=dict)
     square_norms: dict[str, float] = field(default_factory=dict)
+    sizes: dict[int, dict[str, float]] = field(default_factory=dict)
     data_seconds: float = 0.0
 
 
@@ -56,12 +60,30 @@ class Share:
     precision: str = "float32"
     backend: str = ""  # of torch.compile; empty: blocks are not compiled
     context: Spec | None = None  # of what the stem gives to all blocks besides z_0
+    copy: Copy = Copy()
+
+
+class AtHand(NamedTuple):
+    """A batch, or the own places of it."""
+
+    step: int
+    x: Tensor
+    y: Tensor
+    labels: Tensor | None  # of the whole batch, as the data gave them; None: not read
+    first: int  # the place of the first row
+    total: int  # places of the whole batch
+
+
+Terms = dict[int, dict[str, tuple[Tensor, ...]]]  # losses by place and name: one for each piece
+HandedOut = tuple[Packet | None, Terms]  # what a copy gets of another
+Added = tuple[Packet | None, dict[str, float]]  # sums of a share, or the norms of its gradients
 
 
 class Host:
     """Parts by name, their optimizer, and how calls are run, reported and applied."""
 
     leads = ""  # the part whose update goes ahead of the others'
+    weighs_labels = False  # whether a loss needs to see all labels of a batch
 
     def __init__(self, share: Share) -> None:
         self.device, self.half = torch.device(share.device), HALF.get(share.precision)
@@ -71,13 +93,20 @@ class Host:
         self.batches = share.batches
         self.verbs: dict[str, Verb] = {}
         self.losses: dict[int, Losses] = {}  # by place: a node, a layer, a depth
+        self.sizes: dict[int, Losses] = {}  # tree: of corrections (core/node.py)
         self.held: dict[int, Held] = {}  # per piece of the batch
-        # the batch of this step, and its targets as the data gave them
-        self.current: tuple[int, Tensor, Tensor, Tensor] | None = None
+        self.current: AtHand | None = None  # the batch of this step
         self.at = ""  # where in the network work is going on
         self.awaited = False  # whether other hosts wait for the call under way
         self.later: list[Callable[[], None]] = []  # what nobody waits for
         self.data_seconds = 0.0  # spent on getting batches, since the host was made
+        self.copy = share.copy
+        self.reduction: Reduction | None = None
+        if self.copy.of > 1:
+            self.reduction = Reduction(self.optimizer.named, self.copy)
+        if self.reduction and self.copy.shards:
+            self.optimizer.only(self.reduction.mine)
+        self.versions = self._versions()
 
     # -- blocks -------------------------------------------------------------------------------
 
@@ -100,7 +129,8 @@ class Host:
     def go_back(self, out: Tensor, slope: Tensor, leaf: Tensor) -> None:
         """Backward through a block; while others wait, only as far as they need it."""
         if self.awaited and not self.compiled:  # what is compiled goes back as one piece
-            self.later.append(input_first(out, slope, leaf))
+            rest = input_first(out, slope, leaf)
+            self.later.append(self.reduction.kept(rest) if self.reduction else rest)
         else:
             at_once(out, slope, leaf)
 
@@ -129,14 +159,22 @@ class Host:
         held = self.held.setdefault(piece.index, {})
         for name, t in inputs.items():
             held[name] = None if t is None else t.to(self.device, non_blocking=True)
-        for op in call.ops:
+        for i, op in enumerate(call.ops):
             self.at = self.where(op.n)
-            self.verbs[op.verb](op, held, piece)
+            with self.noting(call.order + i, piece):
+                self.verbs[op.verb](op, held, piece)
         outputs = {name: held[name] for name in call.outputs}
         if call.last:
             del self.held[piece.index]
-            self.end_piece(piece)
+            with self.noting(call.order + len(call.ops) - 1, piece):
+                self.end_piece(piece)
         return outputs
+
+    def noting(self, rank: int, piece: Piece) -> contextlib.AbstractContextManager[object]:
+        """With copies, and in training: gradients inside are terms of this rank."""
+        if self.reduction and piece.held is None:
+            return self.reduction.at(rank)
+        return contextlib.nullcontext()
 
     def begin(self, call: Call) -> None:
         """Before the ops of a call."""
@@ -151,17 +189,27 @@ class Host:
 
     def places(self, piece: Piece, copies: int = 1) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a piece; `copies` of the batch stand one after another."""
-        assert self.batches is not None
-        if self.current is None or self.current[0] != piece.step:
+        if self.current is None or self.current.step != piece.step:
             began = time.perf_counter()
-            batch = self.batches.get(piece.held) if piece.held else self.batches(piece.step)
-            x, y = (t.to(self.device, non_blocking=True) for t in batch)
+            self.current = self._read(piece, copies)
             self.data_seconds += time.perf_counter() - began
+        at = self.current
+        rows = slice(piece.start - at.first, piece.stop - at.first)
+        return at.x[rows], at.y[rows]
+
+    def _read(self, piece: Piece, copies: int) -> AtHand:
+        assert self.batches is not None
+        mine = range(piece.total) if piece.held else self.copy.places(piece.total)
+        if len(mine) < piece.total:
+            rows = torch.arange(mine.start, mine.stop) % (piece.total // copies)
+            x, y, labels = self.batches.some(piece.step, rows, self.weighs_labels)
+        else:
+            x, y = self.batches.get(piece.held) if piece.held else self.batches(piece.step)
+            labels = y
             if copies > 1:
                 x, y = torch.cat([x] * copies), torch.cat([y] * copies)
-            self.current = (piece.step, x, y, batch[1])
-        _, x, y, _ = self.current
-        return x[piece.start : piece.stop], y[piece.start : piece.stop]
+        x, y = (t.to(self.device, non_blocking=True) for t in (x, y))
+        return AtHand(piece.step, x, y, labels, mine.start, piece.total)
 
     def note(self, place: int, name: str, value: Tensor) -> None:
         """Add a loss term of a piece to that of the step."""
@@ -183,6 +231,9 @@ class Host:
                 if not math.isfinite(value):
                     raise TrainingError(f"loss {name}={value} at {self.where(place)}, step {step}")
                 report.losses.setdefault(place, {})[name] = value
+        for place, sizes in self.sizes.items():
+            if taken := sizes.take():
+                report.sizes[place] = {name: float(value) for name, value in taken.items()}
         if norms:
             report.square_norms = {
                 part: value / self.scale() ** 2
@@ -202,17 +253,87 @@ class Host:
         self.catch_up()
         self.optimizer.step(step, square_norms)
 
+    # -- copies -------------------------------------------------------------------------------
+
+    def hand_out(self) -> list[HandedOut]:
+        """What each copy of this host needs to add up its share; the first has the losses too."""
+        assert self.reduction is not None
+        self.catch_up()
+        for name, version in self._versions().items():
+            if version != self.versions[name]:
+                raise UserError(
+                    f"replicas={self.copy.of}: {name} changes while the network trains (running "
+                    "statistics?), and copies would not agree on it; use replicas=1"
+                )
+        losses: Terms = {}
+        if self.copy.index > 0:
+            taken = {place: losses.take_pieces() for place, losses in self.losses.items()}
+            losses = {place: terms for place, terms in taken.items() if terms}
+        packets = self.reduction.hand_out()
+        return [(packet, {} if k else losses) for k, packet in enumerate(packets)]
+
+    def _versions(self) -> dict[str, int]:
+        """How often each buffer was written to; of a host with copies."""
+        if self.copy.of == 1:
+            return {}
+        named = [(n, k, b) for n, m in self.parts.items() for k, b in m.named_buffers()]
+        return {f"buffer {k} of block {n}": b._version for n, k, b in named}
+
+    def add_up(self, others: Sequence[HandedOut]) -> Added:
+        """The sums of the own share, or with shards their norms; what the others gave is in the
+        order of the copies."""
+        assert self.reduction is not None
+        for _, losses in others:
+            for place, terms in losses.items():
+                for name, values in terms.items():
+                    for value in values:
+                        self.note(place, name, value.to(self.device))
+        sums = self.reduction.add_up([packet for packet, _ in others if packet])
+        if not self.copy.shards:
+            return sums, {}
+        self.reduction.take([])
+        self.optimizer.norms = norms = self.optimizer.norms_here()
+        return None, norms
+
+    def take(self, others: Sequence[Added]) -> None:
+        """The sums of the other copies' shares, or their norms, in the order of the copies."""
+        assert self.reduction is not None
+        if self.copy.shards:
+            assert self.optimizer.norms is not None
+            for _, norms in others:
+                self.optimizer.norms |= norms
+        else:
+            self.reduction.take([sums for sums, _ in others if sums])
+
+    def weights_out(self) -> Packet:
+        """With shards: what this copy has updated."""
+        assert self.reduction is not None
+        self.catch_up()
+        return self.reduction.weights()
+
+    def renew(self, others: Sequence[Packet]) -> None:
+        """With shards: what the other copies have updated, in the order of the copies."""
+        assert self.reduction is not None
+        self.reduction.renew(others)
+
     # -- state --------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """(weights and buffers, optimizer state), keyed by part."""
+        """(weights and buffers, optimizer state), keyed by part; a copy tells what only it has."""
+        if self.copy.index == 0:
+            return self.own_state()
         self.catch_up()
+        return {}, dict(self.optimizer.state()) if self.copy.shards else {}
+
+    def own_state(self) -> State:
+        """Of all parts that live here, whoever else has them too."""
+        self.catch_up()
+        slots = {key: value.clone() for key, value in self.optimizer.state().items()}
         weights = {
             f"{name}/{key}": value.detach().cpu().clone()
             for name, module in self.parts.items()
             for key, value in module.state_dict().items()
         }
-        slots = {key: value.clone() for key, value in self.optimizer.state().items()}
         return weights, slots | (self.batches.state() if self.batches else {})
 
     def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
@@ -222,15 +343,18 @@ class Host:
         self.optimizer.load(optimizer)
         if self.batches:
             self.batches.load(optimizer)
+        self.versions = self._versions()
         self.forget()
 
     def forget(self) -> None:
         """Drop everything of a step that was under way."""
         self.held.clear()
         self.later.clear()
+        if self.reduction:
+            self.reduction.forget()
         for module in self.parts.values():
             module.zero_grad(set_to_none=True)
-        for losses in self.losses.values():
+        for losses in (*self.losses.values(), *self.sizes.values()):
             losses.take()
 
 

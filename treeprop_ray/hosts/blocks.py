@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from treeprop_ray.core.loss import counted
 from treeprop_ray.core.network import STEM, edge_name, edge_of
+from treeprop_ray.core.node import at_once
+from treeprop_ray.core.objective import head_loss
+from treeprop_ray.core.rng import derive
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.scoring import Counts, count
 from treeprop_ray.core.states import (
@@ -22,6 +26,7 @@ from treeprop_ray.core.states import (
 )
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.data.batches import Which
+from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Held, Host, Share, there
 from treeprop_ray.schedule.ops import Call
 
@@ -32,6 +37,7 @@ class BlockHost(Host):
     def __init__(self, share: Share, tree: Tree, rule: Rule) -> None:
         self.tree, self.rule = tree, rule
         super().__init__(share)
+        self.weighs_labels = bool(rule.loss.class_weights)
         self.spec = share.context
         self.at_hand: Held = {}  # tensors of the piece under way
         ends = (STEM, tree.head)
@@ -64,10 +70,67 @@ class BlockHost(Host):
         at_hand.update(zip(self.rule.side_inputs, leaves_of(context), strict=True))
         return z_0
 
+    # -- the chain (method=bp, and the end of a run of the tree) -----------------------------------
+
+    def run_part(
+        self, edge: Edge, z: Tensor, piece: Piece, block: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Run a part (or `block` in its place) with its own seed.
+
+        With `rule.recompute` only the input is kept for the backward pass, which runs the part
+        again; random draws are repeated.
+        """
+        block = block or self.with_context(self.parts[edge_name(edge)])
+        if self.rule.recompute:
+            block = partial(checkpoint, block, use_reentrant=False)
+        return self.run_block(block, z, self._seed(edge, piece))
+
+    def _seed(self, edge: Edge, piece: Piece) -> int:
+        if edge == STEM:  # as `Boundary.open` has it
+            return derive(self.rule.seed, "block", piece.step, 0, "stem", piece.index)
+        return derive(self.rule.seed, "chain", piece.step, *edge, piece.index)
+
+    def end_chain(
+        self, z: Tensor, y: Tensor, labels: Tensor | float, piece: Piece
+    ) -> Tensor | None:
+        """Loss and backward of the head at the chain's end; the adjoint of its input. `labels`: how
+        many of the whole batch count."""
+        leaf, head = z.detach().requires_grad_(), self.tree.head
+        loss_of = partial(
+            head_loss,
+            self.parts[edge_name(head)],
+            labels=y,
+            piece=piece,
+            rule=self.rule.loss,
+            counted=labels,
+        )
+        loss = self.run_part(head, leaf, piece, loss_of)
+        loss.backward(torch.full_like(loss, self.scale()))
+        self.note(self.tree.N, "ce", loss)
+        return leaf.grad
+
+    def back_through(self, z_in: Tensor, z_out: Tensor, adjoint: Tensor | None) -> Tensor | None:
+        """Backward from a state of the chain to an earlier one."""
+        if adjoint is None or not z_out.requires_grad:  # nothing up to here trains
+            return None
+        if self.rule.recompute:  # two steps would run the blocks again twice
+            at_once(z_out, adjoint, z_in)
+        else:
+            self.go_back(z_out, adjoint, z_in)
+        return z_in.grad
+
     def counted(self, copies: int = 1) -> float:
         """How many labels of the whole batch at hand count, in `copies` of it."""
         assert self.current is not None
-        return copies * counted(self.rule.loss, self.current[3])
+        labels, mine, loss = self.current.labels, self.current.y, self.rule.loss
+        if labels is not None:
+            return copies * counted(loss, labels)
+        if counted(loss, mine) != len(mine):  # then those of the other copies are not known
+            raise UserError(
+                f"loss.ignore_index={loss.ignore_index}: replicas={self.copy.of} needs to know how "
+                "many labels count; use samples in memory, or replicas=1"
+            )
+        return self.current.total
 
     @torch.no_grad()
     def opened(self, which: Which) -> tuple[Tensor, ...]:

@@ -5,17 +5,13 @@ One stage that owns the whole chain is plain backpropagation; several are a pipe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from treeprop_ray.core.network import STEM, edge_name
-from treeprop_ray.core.node import Boundary, at_once
-from treeprop_ray.core.objective import head_loss
-from treeprop_ray.core.rng import derive
+from treeprop_ray.core.node import Boundary
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.hosts.base import Held, Share, there
@@ -64,19 +60,6 @@ class ChainHost(BlockHost):
             self.boundary.z_0.clear()
             self.boundary.labels.clear()
 
-    def run_part(
-        self, edge: Edge, z: Tensor, piece: Piece, block: Callable[[Tensor], Tensor] | None = None
-    ) -> Tensor:
-        """Run a part (or `block` in its place) with its own seed.
-
-        With `rule.recompute` only the input is kept for the backward pass, which runs the part
-        again; random draws are repeated.
-        """
-        block = block or self.with_context(self.parts[edge_name(edge)])
-        if self.rule.recompute:
-            block = partial(checkpoint, block, use_reentrant=False)
-        return self.run_block(block, z, self._seed(edge, piece))
-
     # -- verbs --------------------------------------------------------------------------------
 
     def _open(self, op: Op, held: Held, piece: Piece) -> None:
@@ -94,20 +77,8 @@ class ChainHost(BlockHost):
         held[op.writes[0]] = z.detach()
 
     def _head(self, op: Op, held: Held, piece: Piece) -> None:
-        """Loss and backward of the head; writes the adjoint of its input."""
-        leaf, head = there(held, op.reads[0]).detach().requires_grad_(), self.tree.head
-        loss_of = partial(
-            head_loss,
-            self.parts[edge_name(head)],
-            labels=there(held, "y"),
-            piece=piece,
-            rule=self.rule.loss,
-            counted=there(held, "k"),
-        )
-        loss = self.run_part(head, leaf, piece, loss_of)
-        loss.backward(torch.full_like(loss, self.scale()))
-        self.note(self.tree.N, "ce", loss)
-        held[op.writes[0]] = leaf.grad
+        z, y, labels = (there(held, name) for name in (op.reads[0], "y", "k"))
+        held[op.writes[0]] = self.end_chain(z, y, labels, piece)
 
     def _back(self, op: Op, held: Held, piece: Piece) -> None:
         z_in, z_out = self.graphs.pop(piece.index)
@@ -115,20 +86,8 @@ class ChainHost(BlockHost):
         if z_out is z_in:  # a stage that holds only the head
             held[op.writes[0]] = adjoint
             return
-        if adjoint is None or not z_out.requires_grad:  # nothing up to here trains
-            held[op.writes[0]] = None
-            return
-        if self.rule.recompute:  # two steps would run the blocks again twice
-            at_once(z_out, adjoint, z_in)
-        else:
-            self.go_back(z_out, adjoint, z_in)
-        held[op.writes[0]] = z_in.grad
+        held[op.writes[0]] = self.back_through(z_in, z_out, adjoint)
 
     def _close(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
         self.boundary.close(held[op.reads[0]], piece)
-
-    def _seed(self, edge: Edge, piece: Piece) -> int:
-        if edge == STEM:  # as `Boundary.open` has it
-            return derive(self.rule.seed, "block", piece.step, 0, "stem", piece.index)
-        return derive(self.rule.seed, "chain", piece.step, *edge, piece.index)

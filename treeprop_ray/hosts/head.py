@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from treeprop_ray.core.ledger import as_bytes, from_bytes, parameters_of
+from treeprop_ray.core.head_sums import as_bytes, from_bytes, parameters_of
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.node import Boundary, Labels
 from treeprop_ray.core.rule import Piece, Rule

@@ -14,7 +14,6 @@ as before: no gradients, the same batch at hand, the same state of the random ge
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -62,12 +61,6 @@ def probe_parts(batches: int, draws: int, rule: Rule) -> Iterator[tuple[str, str
 def has_density(rule: Rule) -> bool:
     """Whether q is a density at all: with sigma = 0 a Gaussian state is a point."""
     return rule.family == "bernoulli" or rule.sigma > 0
-
-
-def transition_sigma(rule: Rule) -> float:
-    """The noise of the model's own transitions: twice the variance of the finest factor (paper,
-    node-wise losses). Without noise, 1: the KL is then half the squared error."""
-    return math.sqrt(2) * rule.sigma if rule.sigma > 0 else 1.0
 
 
 class Gauge:
@@ -126,7 +119,7 @@ class Gauge:
     def _clear(self) -> None:
         for module in self.host.parts.values():
             module.zero_grad(set_to_none=True)
-        for losses in self.host.losses.values():
+        for losses in (*self.host.losses.values(), *self.host.sizes.values()):
             losses.take()
         if self.host.boundary:
             self.host.boundary.z_0.clear()
@@ -204,7 +197,7 @@ class Gauge:
         node, rule = self.tree.nodes[n], self.rule
         saved = self.host.nodes[n].saved.pop(piece.index)
         mu_fwd = saved.mu_fwd.detach()
-        mu = factor.posterior_mean(mu_fwd, saved.correction, rule.alpha, rule.beta, rule.family)
+        mu = factor.posterior_mean(mu_fwd, saved.correction, rule.alpha, rule.beta, rule.kind)
         drawn = self.part == "draws"
         z_n = settled
         if drawn and rule.family == "bernoulli":
@@ -231,7 +224,7 @@ class Gauge:
             mu, rho = (t.clamp(factor.EPS, 1 - factor.EPS) for t in (mu, rho))
             value, constant = factor.kl_bernoulli(mu, rho).sum(), 0.0
         else:
-            sigma_p = transition_sigma(self.rule)
+            sigma_p = self.rule.transition_sigma
             value, constant = ((mu - rho) ** 2).sum() / (2 * sigma_p**2), 0.0
             if self.rule.sigma > 0:
                 zero = torch.zeros(())
@@ -274,7 +267,7 @@ class Gauge:
     def _log_p(self, z: Tensor, rho: Tensor) -> Tensor:
         if self.rule.family == "bernoulli":
             return _log_bernoulli(z, rho)
-        return _rows(factor.log_normal(_wide(z), _wide(rho), transition_sigma(self.rule)))
+        return _rows(factor.log_normal(_wide(z), _wide(rho), self.rule.transition_sigma))
 
     def _add(self, n: int, values: Tensor, piece: Piece) -> None:
         self.found.log_ratio[n] = self.found.log_ratio.get(n, 0.0) + float(values.sum())

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from treeprop_ray.core.ledger import Key, Ledger, as_bytes, from_bytes, parameters_of
+from treeprop_ray.core.head_sums import HeadSums, Key, as_bytes, from_bytes, parameters_of
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.node import Boundary, TreeNode, add, at_once
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Node, Tree
-from treeprop_ray.hosts.base import Held, Share, there
+from treeprop_ray.hosts.base import Held, Share, Verb, there
 from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.hosts.probe import Gauge, HostProbe
 from treeprop_ray.schedule.ops import Call, Op
+from treeprop_ray.schedule.probe import edge_of
 from treeprop_ray.schedule.tree import close_key, head_key
 
 
@@ -44,6 +45,7 @@ class TreeHost(BlockHost):
                 self.scale,
             )
             self.losses[n] = self.nodes[n].losses
+            self.sizes[n] = self.nodes[n].sizes
         self.boundary: Boundary | None = None
         if share.batches is not None:
             stem, head = (self.parts[edge_name(edge)] for edge in (STEM, tree.head))
@@ -54,21 +56,27 @@ class TreeHost(BlockHost):
                     self.nodes[n].losses = losses
         self.stem_alone = False  # whether a step begins with a call of the stem alone
         self.gauge: Gauge | None = None  # while a probe is under way
-        self.ledger: Ledger | None = None  # with copies of the head elsewhere
-        self.verbs = {
+        self.graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # path: (piece, state)
+        self.stem_trains = stem_trains
+        self.head_sums: HeadSums | None = None  # with copies of the head elsewhere
+        self.own_verbs: dict[str, Verb] = {
             "open": self._open, "lift": self._lift, "answer": self._answer, "head": self._head,
-            "receive": self._receive, "settle": self._settle, "backward": self._backward,
-            "close": self._close,
+            "hint": self._hint, "receive": self._receive, "settle": self._settle,
+            "predict": self._predict, "hear": self._hear, "backward": self._backward,
+            "close": self._close, "ahead": self._ahead, "top": self._top,
+            "back": self._back,
         }  # fmt: skip
+        self.verbs = dict(self.own_verbs)
 
     def note_sums(self, order: Sequence[Key]) -> None:
         """Others have copies of the head: gradients of head and stem are added in this order."""
         assert self.boundary is not None and self.boundary.head is not None
-        self.ledger = Ledger(parameters_of(self.boundary.head, self.boundary.stem), order)
-        self.verbs |= {
+        self.head_sums = HeadSums(parameters_of(self.boundary.head, self.boundary.stem), order)
+        self.own_verbs |= {
             "share": self._share, "head_noted": self._head_noted, "collect": self._collect,
             "close_noted": self._close_noted,
         }  # fmt: skip
+        self.verbs = dict(self.own_verbs)
 
     def begin(self, call: Call) -> None:
         """The stem alone is what others wait for: nothing else is caught up with before it."""
@@ -93,33 +101,42 @@ class TreeHost(BlockHost):
     def _head(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
         held[op.writes[0]] = self.boundary.answer(op.n, there(held, op.reads[0]), piece)
-        if f"k{op.n}" in op.writes:  # correction=vjp asks for the number of labels
-            held[f"k{op.n}"] = torch.tensor(float(self.boundary.labels[piece.index].counted))
+        self._count(op, held, piece)
+
+    def _hint(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None
+        held[op.writes[0]] = self.boundary.hint(op.n, there(held, op.reads[0]), piece)
+        self._count(op, held, piece)
+
+    def _count(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None
+        for name in op.writes[1:]:  # correction=vjp asks for the number of labels
+            held[name] = torch.tensor(float(self.boundary.labels[piece.index].counted))
 
     def _share(self, op: Op, held: Held, piece: Piece) -> None:
-        assert self.boundary is not None and self.ledger is not None
+        assert self.boundary is not None and self.head_sums is not None
         held["y"], counted = self.boundary.labels[piece.index]
         held["k"] = torch.tensor(float(counted), dtype=torch.float64)
         if "hw" in op.writes:
-            held["hw"] = as_bytes(self.ledger.parameters)
+            held["hw"] = as_bytes(self.head_sums.parameters)
 
     def _head_noted(self, op: Op, held: Held, piece: Piece) -> None:
-        assert self.ledger is not None
+        assert self.head_sums is not None
         node = self.tree.nodes[op.n]
-        _, gradients = self.ledger.apart(lambda: self._head(op, held, piece))
+        _, gradients = self.head_sums.apart(lambda: self._head(op, held, piece))
         if self.rule.ce_weight(self.tree, node) > 0:
-            self.ledger.put(head_key(node, piece.index), gradients)
+            self.head_sums.put(head_key(node, piece.index), gradients)
 
     def _collect(self, op: Op, held: Held, piece: Piece) -> None:
-        assert self.ledger is not None
+        assert self.head_sums is not None
         for name in op.reads:
-            gradients = from_bytes(there(held, name), self.ledger.parameters)
-            self.ledger.put(head_key(self.tree.nodes[int(name[1:])], piece.index), gradients)
+            gradients = from_bytes(there(held, name), self.head_sums.parameters)
+            self.head_sums.put(head_key(self.tree.nodes[int(name[1:])], piece.index), gradients)
 
     def _close_noted(self, op: Op, held: Held, piece: Piece) -> None:
-        assert self.ledger is not None
-        _, gradients = self.ledger.apart(lambda: self._close(op, held, piece))
-        self.ledger.put(close_key(self.tree, piece.index), gradients)
+        assert self.head_sums is not None
+        _, gradients = self.head_sums.apart(lambda: self._close(op, held, piece))
+        self.head_sums.put(close_key(self.tree, piece.index), gradients)
 
     def _close(self, op: Op, held: Held, piece: Piece) -> None:
         assert self.boundary is not None
@@ -135,6 +152,13 @@ class TreeHost(BlockHost):
         labels = [float(there(held, name)) for name in op.reads[1:]]
         self.nodes[op.n].receive(there(held, op.reads[0]), piece, *labels)
 
+    def _predict(self, op: Op, held: Held, piece: Piece) -> None:
+        z_n, z_r = (there(held, name) for name in op.reads[:2])
+        self.nodes[op.n].predict(z_n, z_r, piece)
+
+    def _hear(self, op: Op, held: Held, piece: Piece) -> None:
+        self.nodes[op.n].hear(there(held, op.reads[0]), piece)
+
     def _settle(self, op: Op, held: Held, piece: Piece) -> None:
         held[op.writes[0]] = self.nodes[op.n].settle(piece)
 
@@ -147,6 +171,24 @@ class TreeHost(BlockHost):
         adj_l, adj_r = node.backward(add(from_left[1], from_right[0]), piece)
         held[f"l{op.n}"] = add(adj_l, from_left[0])
         held[f"r{op.n}"] = add(adj_r, from_right[1])
+
+    def _ahead(self, op: Op, held: Held, piece: Piece) -> None:
+        """A block of a path, into z_n; what stands before it may be in another host."""
+        edge = edge_of(op)
+        z_in = there(held, op.reads[0]).detach().requires_grad_(edge[0] > 0 or self.stem_trains)
+        z_out = self.run_part(edge, z_in, piece)
+        self.graphs[piece.index, op.n] = (z_in, z_out)
+        held[op.writes[0]] = z_out.detach()
+
+    def _top(self, op: Op, held: Held, piece: Piece) -> None:
+        assert self.boundary is not None
+        labels = self.boundary.labels[piece.index]
+        z = there(held, op.reads[0])
+        held[op.writes[0]] = self.end_chain(z, labels.y, labels.counted, piece)
+
+    def _back(self, op: Op, held: Held, piece: Piece) -> None:
+        graph = self.graphs.pop((piece.index, op.n))
+        held[op.writes[0]] = self.back_through(*graph, held[op.reads[0]])
 
     def go_back(self, out: Tensor, slope: Tensor, leaf: Tensor) -> None:
         """Backward through a block; in one step where two would run the block again twice."""
@@ -167,6 +209,8 @@ class TreeHost(BlockHost):
 
     def where(self, place: int) -> str:
         """Node and level."""
+        if place == self.tree.N:
+            return "the head, level 0"
         if place not in self.tree.nodes:
             return ""
         return f"node {place}, level {self.tree.nodes[place].level}"
@@ -183,20 +227,21 @@ class TreeHost(BlockHost):
         if self.gauge:
             self.gauge.restore()
             self._end_probe()
+        self.graphs.clear()
         for node in self.nodes.values():
             node.saved.clear()
         if self.boundary:
             self.boundary.z_0.clear()
             self.boundary.labels.clear()
-        if self.ledger:
-            self.ledger.clear()
+        if self.head_sums:
+            self.head_sums.clear()
 
     def probe(self, part: str) -> HostProbe | None:
         """Begin a part of a probe (hosts/probe.py); "end" returns what was measured."""
         self.catch_up()
         if part == "tree":
             self.gauge = Gauge(self)
-            self.verbs.update(self.gauge.verbs)
+            self.verbs = {**self.own_verbs, **self.gauge.verbs}
         assert self.gauge is not None
         measured = self.gauge.turn(part)
         if part == "end":
@@ -204,10 +249,7 @@ class TreeHost(BlockHost):
         return measured
 
     def _end_probe(self) -> None:
-        assert self.gauge is not None
-        for verb in self.gauge.verbs:
-            del self.verbs[verb]
-        self.gauge = None
+        self.verbs, self.gauge = dict(self.own_verbs), None
 
 
 def edges_of(node: Node) -> tuple[str, str]:

@@ -8,7 +8,7 @@ gets there has paid for the whole spine as well (N = 8: 1, 2, 3 and 3 + 7 = 10 b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ def blocks_run(tree: Tree, paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
     for path in paths:
         edges = tree.path_edges(path)[:-1]
         states |= {tuple(edges[:k]) for k in range(1, len(edges) + 1)}
-        counts.append(len(states))
+        counts.append(sum(tree.layers(state[-1]) for state in states))
     return tuple(counts)
 
 
@@ -142,10 +142,14 @@ def table_of(points: Sequence[Point], names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def fixed_paths(exits: Exits, paths: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, float]]:
+def fixed_paths(exits: Exits, tree: Tree) -> dict[str, tuple[int, float]]:
     """(blocks, accuracy) of every path on its own, to compare with."""
     accuracy = exits.correct.double().mean(1).tolist()
-    return {name: (len(paths[name]) - 2, accuracy[i]) for i, name in enumerate(exits.names)}
+    edges = {name: tree.path_edges(path)[:-1] for name, path in tree.named_paths.items()}
+    return {
+        name: (sum(map(tree.layers, edges[name])), accuracy[i])
+        for i, name in enumerate(exits.names)
+    }
 
 
 def outcomes(
@@ -155,4 +159,4 @@ def outcomes(
     tree_network = with_exits(network, settings)
     exits = look(tree_network, batches, settings.loss.ignore_index)
     points = [at_threshold(exits, t) for t in thresholds_of(threshold)]
-    return points, fixed_paths(exits, tree_network.tree.named_paths)
+    return points, fixed_paths(exits, tree_network.tree)

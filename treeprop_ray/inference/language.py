@@ -18,14 +18,15 @@ WARM_UP = 8  # tokens decoded before the clock starts
 
 
 def open_language_model(
-    run: str, checkpoint: str, data_root: str | None
+    run: str, checkpoint: str, data_root: str | None, storage: str = ""
 ) -> tuple[Callable[[str], Decoder], Tokenizer, list[str]]:
     """(makes the decoder of a path given as text, tokenizer, names of paths) of a run."""
     settings = run_settings(run)
     if settings.model.name != "gpt":
         raise UserError(f"run={run}: model.name={settings.model.name} is no language model")
     settings.data.root = data_root or settings.data.root
-    network = load_network(settings, shape_of(settings.data), pick_checkpoint(run, checkpoint))
+    point = pick_checkpoint(run, checkpoint, storage)
+    network = load_network(settings, shape_of(settings.data), point)
     assert isinstance(network, TreeNetwork)
     method = methods.of(settings)
     outline = method.outline(settings, network.tree)

@@ -27,7 +27,8 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host, StepReport
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import TimeNetwork
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.cost import Cost
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Cluster, Plan, alone
 
 if TYPE_CHECKING:
@@ -91,9 +92,11 @@ class Method(ABC):
     probed = False  # whether the probe can measure it
     parts_ends = False  # whether stem and head may live in different actors
     replicates = False  # whether engine=train can copy it to several workers
+    adds_up = True  # whether gradients of a batch are sums over its samples
     takes_context = False  # whether blocks may need more than their state
     copies_heads = False  # whether other actors can have copies of the head
     recomputes = False  # whether a block's activations can be computed again
+    finishes = False  # whether its hosts can also backpropagate the chain
 
     def serves(self, settings: Settings) -> bool:
         """Whether these settings mean this method."""
@@ -116,17 +119,29 @@ class Method(ABC):
             raise UserError(
                 f"engine=train: is for method=bp, not {settings.method}; use engine=ray"
             )
+        if settings.replicas > 1:
+            self._check_copies(settings)
         if settings.head_copies and not (self.copies_heads and settings.engine == "ray"):
             raise UserError(
                 f"head_copies={settings.head_copies}: is for method=tree over blocks with "
                 f"engine=ray, not method={settings.method} engine={settings.engine}"
             )
-        if settings.head_copies and settings.compile:
-            raise UserError(f"head_copies={settings.head_copies}: needs compile=false")
+        beside = {
+            "compile": False, "finish": 0.0, "replicas": 1, "ce_at": "mean",
+        }  # fmt: skip
+        for key, value in beside.items():
+            if settings.head_copies and getattr(settings, key) != value:
+                only = str(value).lower() if isinstance(value, bool) else value
+                raise UserError(f"head_copies={settings.head_copies}: needs {key}={only}")
         if settings.recompute and not self.recomputes:
             raise UserError(
                 "recompute=true: is for method=tree and bp over blocks, not "
                 f"method={settings.method} model.name={settings.model.name}"
+            )
+        if (settings.finish or settings.finish_path != "full") and not self.finishes:
+            raise UserError(
+                f"finish={settings.finish} finish_path={settings.finish_path}: is for method=tree "
+                f"over blocks, not method={settings.method} model.name={settings.model.name}"
             )
         if settings.precision == "fp16" and self.over_time:
             raise UserError(
@@ -142,6 +157,17 @@ class Method(ABC):
                 f"freeze={settings.freeze}: is for networks of blocks, not "
                 f"model.name={settings.model.name}"
             )
+
+    def _check_copies(self, settings: Settings) -> None:
+        """Copies share a batch, so its gradients must be sums."""
+        given = f"replicas={settings.replicas}"
+        if not self.adds_up:
+            raise UserError(
+                f"{given}: method={settings.method} compares all samples of a batch with each "
+                "other; use replicas=1"
+            )
+        if settings.engine == "train":
+            raise UserError(f"{given}: engine=train has `hosts` workers; use replicas=1")
 
     # -- the network ----------------------------------------------------------------------------
 
@@ -192,9 +218,13 @@ class Method(ABC):
     def calls(self, job: Job, plan: Plan) -> list[Call]:
         """The calls of a step, in the order of submission."""
 
-    def probe_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
-        """The calls of the probe's passes."""
+    def other_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
+        """The calls of other passes over the same hosts: the probe's, or other kinds of steps."""
         return {}
+
+    def pass_at(self, job: Job, step: int) -> str:
+        """The pass that a training step is: its own calls, or others."""
+        return STEP
 
     @abstractmethod
     def host(self, job: Job, plan: Plan, index: int) -> Host:
@@ -203,6 +233,10 @@ class Method(ABC):
     @abstractmethod
     def residents(self, settings: Settings, plan: Plan, tree: Tree) -> list[Resident]:
         """What lives where."""
+
+    def cost(self, settings: Settings, tree: Tree) -> Cost | None:
+        """What the mean step of a run costs; None where nobody has counted."""
+        return None
 
     def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
         """What a host is, in a line."""
@@ -220,6 +254,11 @@ class Method(ABC):
         self, crew: Crew, paths: Mapping[str, Sequence[int]], batches: Sequence[Which]
     ) -> dict[str, Score]:
         """Score paths on some batches, on the hosts."""
+
+    def stages(self, job: Job) -> dict[str, dict[str, int]] | None:
+        """Steps and block applications per step of each stage, where a run has several."""
+        outline = self.outline(job.settings, job.tree)
+        return outline.stages(job.total_steps, job.optimizer.second)
 
     def after_step(self, crew: Crew, step: int) -> list[StepReport]:
         """What the method does besides its calls once a step is submitted."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from treeprop_ray.config import Settings, dotted
 from treeprop_ray.core.frozen import still_in_chain
+from treeprop_ray.core.grouping import grouping_of
 from treeprop_ray.core.network import (
     STEM,
     Blueprint,
@@ -39,15 +40,16 @@ class BlockMethod(Method):
         """The tree over the blocks; for a shipped network whether or not the data is here."""
         model = settings.model
         if dotted(model.name):
-            return Tree(self.network(settings, load(settings).shape).N, settings.split)
-        return Tree(model.blocks + (0 if model.output_block else 1), settings.split)
+            return self.network(settings, load(settings).shape).tree(settings.split)
+        grouping = grouping_of(model, model.layers, settings.split)
+        return Tree(grouping.N if grouping else model.layers + 1, settings.split, grouping)
 
     def assemble(
         self, settings: Settings, shape: Shape, weights: Mapping[str, Tensor]
     ) -> TreeNetwork:
         """The whole tree; a run of a chain has no weights for auxiliary blocks."""
         recipe = self.network(settings, shape)
-        tree = Tree(recipe.N, settings.split)
+        tree = recipe.tree(settings.split)
         network = TreeNetwork.from_blueprint(recipe, tree, settings.seed, shape.dtype)
         for name, module in named(network.parts()).items():
             if mine := part_state(weights, name):
@@ -73,13 +75,15 @@ class BlockMethod(Method):
     ) -> dict[str, Score]:
         """Every batch goes along every path, block by block; shared beginnings run once."""
         tree, metrics = crew.job.tree, crew.job.metrics
-        owner = self.owners(tree, crew.plan)
+        owner, plan = self.owners(tree, crew.plan), crew.plan
         edges = {name: tree.path_edges(path)[:-1] for name, path in paths.items()}
         counts: dict[str, list[Any]] = {name: [] for name in paths}
         answers: dict[str, list[Any]] = {name: [] for name in paths}
-        for which in batches:
+        head = owner[tree.head]
+        for turn, which in enumerate(batches):
             returns = 2 + crew.job.rule.context
-            z_0, y, *context = crew.ask(owner[STEM], BlockHost.opened, which, returns=returns)
+            opens = plan.host(owner[STEM], turn)
+            z_0, y, *context = crew.ask(opens, BlockHost.opened, which, returns=returns)
             states: dict[tuple[Edge, ...], Any] = {(): z_0}
             for name, along in edges.items():
                 for k in range(1, len(along) + 1):
@@ -87,11 +91,12 @@ class BlockMethod(Method):
                     if key not in states:
                         edge, before = along[k - 1], states[key[:-1]]
                         words = (edge, before, *context)
-                        states[key] = crew.ask(owner[edge], BlockHost.through, *words)
-                z = states[tuple(along)]
-                counts[name].append(crew.ask(owner[tree.head], BlockHost.score, z, y))
+                        host = plan.host(owner[edge], turn)
+                        states[key] = crew.ask(host, BlockHost.through, *words)
+                z, at = states[tuple(along)], plan.host(head, turn)
+                counts[name].append(crew.ask(at, BlockHost.score, z, y))
                 if metrics and isinstance(which, Scoring):
-                    answers[name].append(crew.ask(owner[tree.head], BlockHost.answers, z, y))
+                    answers[name].append(crew.ask(at, BlockHost.answers, z, y))
         return {
             name: Score.of(crew.get(asked), measure(metrics, crew.get(answers[name])))
             if answers[name]

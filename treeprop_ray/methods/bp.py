@@ -16,6 +16,7 @@ from treeprop_ray.methods.blocks import BlockMethod
 from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.chain import one_chain_step
+from treeprop_ray.schedule.cost import Cost, chain_cost
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import Cluster, Plan, plan_stages, stages
 
@@ -87,6 +88,10 @@ class Backpropagation(ChainMethod):
         cut = stages(job.tree, len(plan.names))[index]
         return ChainHost(share, job.tree, job.rule, cut, job.stem_trains)
 
+    def cost(self, settings: Settings, tree: Tree) -> Cost:
+        """Forward and backward of every layer."""
+        return chain_cost(tree)
+
     def outline(self, settings: Settings, tree: Tree) -> Outline:
         """The chain and its cross-entropy."""
         terms = dict.fromkeys(("own", "right", "ce"), 1.0)  # the columns of a tree's run
@@ -95,7 +100,7 @@ class Backpropagation(ChainMethod):
             paths={"full": tree.chain},
             weights={**{n: dict(terms) for n in tree.nodes}, tree.N: {"ce": 1.0}},
             deployed=self.deployed(tree),
-            applications=tree.N,
+            applications=sum(map(tree.layers, tree.path_edges(tree.chain))),
             head_blocks=int(settings.model.output_block),
             perplexity=settings.model.name == "gpt",
             judges=settings.loss.name in JUDGING,

@@ -31,6 +31,7 @@ class ForwardForward(ChainMethod):
     """
 
     name = "cff"
+    adds_up = False
 
     def misfit(self, model: str) -> str:
         """Layers must be comparable by their outputs."""
@@ -89,7 +90,8 @@ class ForwardForward(ChainMethod):
         weights = {n: {"contrast": 1.0, "clamped": 0.0} for n in range(1, tree.N)}
         weights[tree.N - 1]["validation"] = 0.0
         weights[tree.N] = {"ce": 1.0}
-        paths, applications = {"full": tree.chain}, 2 * (tree.N - 1)
+        paths = {"full": tree.chain}
+        applications = 2 * sum(map(tree.layers, tree.path_edges(tree.chain)[:-1]))
         return Outline(tree, paths, weights, self.deployed(tree), applications, curves="layer")
 
     # -- which weights stage 2 gets -----------------------------------------------------------

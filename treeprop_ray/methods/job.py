@@ -25,6 +25,7 @@ from treeprop_ray.data import Batches, DataSet, load
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Share
 from treeprop_ray.methods.base import Method, of
+from treeprop_ray.schedule.copies import Copy
 from treeprop_ray.schedule.placement import Plan
 
 Parts = Callable[[Sequence[str]], dict[str, nn.Module]]
@@ -52,6 +53,7 @@ class Job:
     frozen: frozenset[str] = frozenset()  # parts that do not train
     context: Spec | None = None  # of what the stem gives to all blocks besides z_0
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # the user's own, beside the loss
+    copy: Copy = Copy()  # of the hosts that are made
 
     @property
     def places(self) -> int:
@@ -63,6 +65,10 @@ class Job:
         """Steps of an epoch."""
         known = self.sizes["train"] // self.settings.step_samples
         return known or self.settings.data.epoch_steps or self.total_steps
+
+    def pass_at(self, step: int) -> str:
+        """The pass over the hosts that a step is."""
+        return self.method.pass_at(self, step)
 
     def share(self, names: Sequence[str], plan: Plan, opens: bool) -> Share:
         """What a host of the plan is given."""
@@ -77,6 +83,7 @@ class Job:
             self.settings.precision,
             self.settings.compile_backend if self.settings.compile else "",
             self.context,
+            self.copy,
         )
 
 
@@ -120,14 +127,15 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
             f"{data.name} has; say it"
         )
     recipe = method.network(settings, data.shape)
-    tree = Tree(recipe.N, settings.split)
+    context, tree = None, Tree(recipe.N, settings.split)
+    if isinstance(recipe, Blueprint):
+        context, tree = recipe.spec, recipe.tree(settings.split)
     names = method.all_parts(settings, tree)
     frozen = frozen_parts(settings.freeze, names, tree)
     stem_trains = recipe.stem_trains and edge_name(STEM) not in frozen
     trained = set(names) - frozen - (set() if stem_trains else {edge_name(STEM)})
     if not trained:
         raise UserError(f"freeze={settings.freeze}: leaves nothing to train")
-    context = recipe.spec if isinstance(recipe, Blueprint) else None
     rule = rule_for(method, settings, recipe.family, data, context)
     return Job(
         method=method,

@@ -52,8 +52,11 @@ class Outline:
         return {"layers": layers, "head": head}
 
     def blocks(self, path: Sequence[int]) -> int:
-        """Blocks (cells) of a path, the head itself not counted."""
-        return len(path) - 2 + self.head_blocks
+        """Blocks (layers, where blocks have several; cells) of a path, the head not counted."""
+        layers = len(path) - 2
+        if self.tree.grouping:
+            layers = sum(map(self.tree.layers, self.tree.path_edges(path)[:-1]))
+        return layers + self.head_blocks
 
     def score(self, score: Score) -> float:
         """The figure to show: accuracy, perplexity = exp(mean token loss), or the loss itself."""
@@ -84,7 +87,8 @@ class Outline:
         self, paths: Mapping[str, Sequence[int]], scores: Mapping[str, Mapping[str, Score]]
     ) -> str:
         """Accuracy (or perplexity, or loss) of paths on every split, as plain text."""
-        lines = [f"{'path':<10} {'blocks':>6}  " + "  ".join(f"{split:>10}" for split in scores)]
+        what = "layers" if self.tree.grouping else "blocks"
+        lines = [f"{'path':<10} {what:>6}  " + "  ".join(f"{split:>10}" for split in scores)]
         if self.perplexity:
             lines.insert(0, "perplexity = exp(mean token loss)")
         elif not self.judges:

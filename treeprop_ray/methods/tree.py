@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from treeprop_ray.config import Settings, family_of, run_name
+from treeprop_ray.config import Settings, dotted, family_of, run_name
 from treeprop_ray.core.frozen import still_in_tree
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.optim import OptimizerRule
@@ -18,9 +18,10 @@ from treeprop_ray.methods.base import Resident
 from treeprop_ray.methods.blocks import BlockMethod
 from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
-from treeprop_ray.schedule.ops import Call
+from treeprop_ray.schedule.cost import Cost, chain_cost, tree_cost
+from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Cluster, Plan, plan_tree
-from treeprop_ray.schedule.probe import probe_calls
+from treeprop_ray.schedule.probe import FINISH, path_calls, probe_calls
 from treeprop_ray.schedule.tree import one_step, order_of_sums
 
 
@@ -32,15 +33,35 @@ class TreeProp(BlockMethod):
     probed = True
     recomputes = True
     takes_context = True
+    finishes = True
     copies_heads = True
 
     def check(self, settings: Settings) -> None:
         """What the objective asks for."""
         super().check(settings)
-        if family_of(settings) == "bernoulli" and abs(settings.alpha + settings.beta - 1) > 1e-9:
+        bernoulli, mean = family_of(settings) == "bernoulli", settings.alpha + settings.beta
+        if bernoulli and settings.bernoulli == "kl" and abs(mean - 1) > 1e-9:
             raise UserError(
                 f"alpha={settings.alpha} beta={settings.beta}: "
-                "the Bernoulli family needs alpha + beta = 1"
+                "the Bernoulli family needs alpha + beta = 1, or bernoulli=literal"
+            )
+        if settings.reduction == "sigma" and not bernoulli and settings.sigma == 0:
+            raise UserError("reduction=sigma: divides by sigma^2; needs sigma above 0")
+        if settings.finish and not dotted(settings.model.name):
+            finish_path(settings, self.tree(settings))
+        if settings.finish_path != "full" and not settings.finish:
+            raise UserError(
+                f"finish_path={settings.finish_path}: needs finish, a share of the steps"
+            )
+        if settings.finish and settings.patience:
+            raise UserError(
+                f"patience={settings.patience}: finish={settings.finish} is the end of the run, "
+                "which must not be left out; use 0"
+            )
+        if settings.finish and settings.mc_samples > 1:
+            raise UserError(
+                f"mc_samples={settings.mc_samples}: backpropagation at the end "
+                f"(finish={settings.finish}) has no samples to draw; use 1"
             )
 
     def rule(self, settings: Settings, family: str, labels_per_sample: int) -> Rule:
@@ -48,12 +69,12 @@ class TreeProp(BlockMethod):
         return Rule.of(settings, family, labels_per_sample)
 
     def optimizer(self, settings: Settings, tree: Tree, total_steps: int) -> OptimizerRule:
-        """The chain's blocks may have a learning rate of their own."""
+        """The chain's blocks may have a learning rate of their own, as long as the tree trains."""
         rule = super().optimizer(settings, tree, total_steps)
         if settings.chain_lr == 1:
             return rule
-        chain = range(tree.N - 1)
-        return replace(rule, factors=tuple((f"{l}-{l + 1}", settings.chain_lr) for l in chain))
+        factors = tuple((f"{l}-{l + 1}", settings.chain_lr) for l in range(tree.N - 1))
+        return replace(rule, factors=factors, factors_end=finish_of(settings, total_steps))
 
     def still(self, tree: Tree, trained: Collection[str]) -> frozenset[int]:
         """States hang on the left blocks above them."""
@@ -77,9 +98,27 @@ class TreeProp(BlockMethod):
         pieces = job.settings.pieces
         return one_step(job.tree, job.rule, plan.layout, job.stem_trains, pieces)
 
-    def probe_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
-        """The chain, and the forward waves."""
-        return probe_calls(job.tree, job.rule, plan.layout, job.stem_trains, job.settings.pieces)
+    def other_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
+        """The probe's passes, and the path of the end of a run."""
+        words = (job.tree, job.rule, plan.layout, job.stem_trains, job.settings.pieces)
+        if not job.settings.finish:
+            return probe_calls(*words)
+        path = finish_path(job.settings, job.tree)
+        return {FINISH: path_calls(*words, path), **probe_calls(*words)}
+
+    def pass_at(self, job: Job, step: int) -> str:
+        """Backpropagation in the last steps, if the settings say so."""
+        return STEP if step < finish_of(job.settings, job.total_steps) else FINISH
+
+    def stages(self, job: Job) -> dict[str, dict[str, int]] | None:
+        """The tree, and the path at the end."""
+        first, steps = finish_of(job.settings, job.total_steps), job.total_steps
+        if first == steps:
+            return None
+        last = chain_cost(job.tree, finish_path(job.settings, job.tree))
+        each = block_applications(job.rule, job.tree), last.trained
+        rows = zip(("tree", "finish"), (first, steps - first), each, strict=True)
+        return {n: {"steps": k, "block_applications_per_step": a} for n, k, a in rows}
 
     def owners(self, tree: Tree, plan: Plan) -> dict[Edge, int]:
         """A node's blocks live with it, stem and head at the boundary."""
@@ -115,6 +154,13 @@ class TreeProp(BlockMethod):
             out.append(Resident(str(node.n), str(node.level), host, names))
         return out
 
+    def cost(self, settings: Settings, tree: Tree) -> Cost:
+        """The waves with an actor for every node, and the path at the end."""
+        cost = tree_cost(tree, Rule.of(settings, family_of(settings)))
+        if not settings.finish:
+            return cost
+        return cost.mixed(chain_cost(tree, finish_path(settings, tree)), settings.finish)
+
     def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
         """Level and interval of its nodes."""
         copied = [str(n) for n, host in plan.layout.heads.items() if host == index]
@@ -127,9 +173,9 @@ class TreeProp(BlockMethod):
     def outline(self, settings: Settings, tree: Tree) -> Outline:
         """Spine paths and the chain; own, right and cross-entropy of every node."""
         rule = Rule.of(settings, family_of(settings))
-        own, right = rule.node_weight
         weights = {
-            n: {"own": own, "right": right, "ce": rule.ce_weight(tree, node)}
+            n: dict(zip(("own", "right"), rule.node_weight(node), strict=True))
+            | {"ce": rule.ce_weight(tree, node)}
             for n, node in tree.nodes.items()
         }
         return Outline(
@@ -145,9 +191,27 @@ class TreeProp(BlockMethod):
         )
 
 
+def finish_of(settings: Settings, total_steps: int) -> int:
+    """The first step by backpropagation; the number of steps if none is."""
+    if settings.finish == 0:
+        return total_steps
+    return total_steps - max(1, round(settings.finish * total_steps))
+
+
+def finish_path(settings: Settings, tree: Tree) -> list[int]:
+    """The path of the last steps; UserError where the tree has none of that name."""
+    if settings.finish_path not in tree.named_paths:
+        names = ", ".join(tree.named_paths)
+        raise UserError(f"finish_path={settings.finish_path}: one of {names}")
+    return tree.named_paths[settings.finish_path]
+
+
 def block_applications(rule: Rule, tree: Tree) -> int:
-    """Forward applications of blocks (the head counts) in one step; each has one backward."""
-    inner = sum(not tree.is_spine(n) for n in tree.nodes.values())
-    rights = inner if rule.node_weight[1] > 0 or rule.beta > 0 else 0
-    heads = sum(rule.asks_head(tree, n) for n in tree.spine)
-    return (len(tree.nodes) + rights + heads) * rule.mc_samples
+    """Forward applications of layers (the head counts) in one step; each has one backward."""
+    nodes, beta = tree.nodes.values(), rule.beta > 0
+    lefts = sum(tree.layers(n.left) for n in nodes)
+    rights = sum(tree.layers(n.right) for n in nodes if beta or rule.right_weight(tree, n) > 0)
+    twice = sum(  # for the correction, for the loss
+        tree.layers(n.right) for n in nodes if beta and rule.at_sample(tree, n)
+    )
+    return (lefts + rights + twice) * rule.mc_samples

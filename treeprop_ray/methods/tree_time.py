@@ -43,6 +43,15 @@ class TreePropThroughTime(TimeMethod):
                 f"hosts={settings.hosts}: model.name={model} has an actor per depth; use 0"
             )
 
+    def _check_copies(self, settings: Settings) -> None:
+        """Shards of a depth add up their own way."""
+        super()._check_copies(settings)
+        if settings.time.shards > 1:
+            raise UserError(
+                f"replicas={settings.replicas}: time.shards={settings.time.shards} shares a depth "
+                "among actors already; use one of the two"
+            )
+
     def part_names(self, settings: Settings) -> list[str]:
         """A cell for each depth, and the readout."""
         return part_names(settings.time.depth)
@@ -114,7 +123,14 @@ class TreePropThroughTime(TimeMethod):
 def time_rule(settings: Settings) -> TimeRule:
     """The part of the settings that is about the time tree."""
     time = settings.time
-    return TimeRule(time.depth, time.sweeps, time.lambda_cons, time.recipe == "lookahead")
+    return TimeRule(
+        time.depth,
+        time.sweeps,
+        time.lambda_cons,
+        lookahead=time.recipe == "lookahead",
+        summed=time.loss == "sum",
+        one_step=time.gradient == "one",
+    )
 
 
 def windows_of(settings: Settings) -> list[Window]:

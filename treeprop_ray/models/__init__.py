@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from treeprop_ray.config import OWN, Settings, dotted, family_of, imported
+from treeprop_ray.core.grouping import grouping_of
 from treeprop_ray.core.network import STEM, Blueprint, Shape
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError, first_line, place_of
@@ -26,7 +27,8 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
         )
     if not dotted(name):
         make = MODELS[name]
-        return make(settings.model, shape.input_shape, shape.classes, family_of(settings))
+        recipe = make(settings.model, shape.input_shape, shape.classes, family_of(settings))
+        return grouped(settings, recipe)
     factory = imported("model.name", name)
     try:
         recipe = factory(settings.model, shape)
@@ -40,4 +42,9 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
         raise UserError(f"model.name={name}: {reason}") from e
     if not isinstance(recipe, Blueprint):
         raise UserError(f"model.name={name}: must give a Blueprint, not {type(recipe).__name__}")
-    return recipe
+    return grouped(settings, recipe)
+
+
+def grouped(settings: Settings, recipe: Blueprint) -> Blueprint:
+    """The network with as many layers in a block as the settings say."""
+    return recipe.grouped(grouping_of(settings.model, recipe.N - 1, settings.split))

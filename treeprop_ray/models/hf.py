@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from treeprop_ray.config import Model
 
 
+LAYER = {  # a layer's modules there, and ours
+    "ln_1": "norm_1", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.project",
+    "ln_2": "norm_2", "mlp.c_fc": "expand", "mlp.c_proj": "contract",
+}  # fmt: skip
+
+
 def blocks_of(chain: nn.Sequential) -> tuple[Embedding, list[Block], Head]:
     """Stem, all blocks (the head's own one last) and head of a path."""
     parts = list(chain)
@@ -48,17 +54,11 @@ def state_of(chain: nn.Sequential, model: Model) -> tuple[dict[str, Any], dict[s
     }
     state = {"transformer.wte.weight": stem.tokens.weight, "transformer.wpe.weight": stem.positions}
     for i, block in enumerate(blocks):
-        for theirs, ours in (
-            ("ln_1", block.norm_1),
-            ("attn.c_attn", block.attention.qkv),
-            ("attn.c_proj", block.attention.project),
-            ("ln_2", block.norm_2),
-            ("mlp.c_fc", block.expand),
-            ("mlp.c_proj", block.contract),
-        ):
-            weight = ours.weight.T if isinstance(ours, nn.Linear) else ours.weight
-            state[f"transformer.h.{i}.{theirs}.weight"] = weight
-            state[f"transformer.h.{i}.{theirs}.bias"] = ours.bias
+        own = block.state_dict()
+        for theirs, ours in LAYER.items():
+            weight = own[f"{ours}.weight"]  # a matrix or a norm's
+            state[f"transformer.h.{i}.{theirs}.weight"] = weight.T if weight.dim() == 2 else weight
+            state[f"transformer.h.{i}.{theirs}.bias"] = own[f"{ours}.bias"]
     state["transformer.ln_f.weight"] = head.norm.weight
     state["transformer.ln_f.bias"] = head.norm.bias
     return about, {k: v.detach().cpu().contiguous().clone() for k, v in state.items()}

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from treeprop_ray.core import network as core
-from treeprop_ray.core.network import edge_name
+from treeprop_ray.core.network import edge_name, grouped_tree, tree_blocks
 from treeprop_ray.core.rng import seeded
 from treeprop_ray.core.states import spec_of
-from treeprop_ray.core.tree import Edge, Tree
+from treeprop_ray.core.tree import Edge
 from treeprop_ray.errors import UserError, first_line
 
 AUXILIARY = ("middle", "fresh")
@@ -148,6 +148,8 @@ class TreeNetwork(core.TreeNetwork):
         model: Any,
         *,
         auxiliary: str = "middle",
+        group: int | Sequence[int] = 1,
+        auxiliary_layers: int = 1,
         padding: bool = False,
         split: str = "floor",
         seed: int = 1,
@@ -155,7 +157,8 @@ class TreeNetwork(core.TreeNetwork):
         """A tree over the layers of a Hugging Face model: its name, a folder, or the model itself.
 
         Auxiliary blocks start as copies of the layer in the middle of their interval (`middle`) or
-        as freshly initialised layers (`fresh`). With `padding=True` attention leaves out what is
+        as freshly initialised layers (`fresh`); `group` and `auxiliary_layers` as in `from_blocks`.
+        With `padding=True` attention leaves out what is
         padding by the config. Known models: GPT-2, Llama, BERT, RoBERTa, ViT.
         """
         if auxiliary not in AUXILIARY:
@@ -168,12 +171,15 @@ class TreeNetwork(core.TreeNetwork):
             known = ", ".join(ANATOMIES)
             raise UserError(f"model={type(model).__name__}: not known here; one of {known}")
         layers = list(model.get_submodule(anatomy.layers))
-        tree = Tree(len(layers) + 1, split)
-        blocks: dict[Edge, nn.Module] = {(i, i + 1): Layer(m) for i, m in enumerate(layers)}
-        for edge in tree.blocks:
-            if edge not in blocks and edge != tree.head:
-                with seeded(seed, "init", edge_name(edge)):
-                    blocks[edge] = Layer(auxiliary_layer(model, layers, edge, auxiliary))
+        tree = grouped_tree(len(layers), split, group, auxiliary_layers)
+
+        def layer(edge: Edge, in_chain: bool) -> nn.Module:
+            if in_chain:
+                return Layer(layers[edge[0]])
+            with seeded(seed, "init", edge_name(edge)):
+                return Layer(auxiliary_layer(model, layers, edge, auxiliary))
+
+        blocks = tree_blocks(tree, layer)
         if padding and (anatomy.pools or model.config.pad_token_id is None):
             raise UserError(f"padding=True: {type(model).__name__} has no pad_token_id")
         stem = Stem(model, anatomy, padding)
@@ -193,10 +199,10 @@ class TreeNetwork(core.TreeNetwork):
             names = ", ".join(self.tree.named_paths)
             raise UserError(f"path={path}: one of {names}, or a list of indices")
         try:
-            edges = self.tree.path_edges(indices)[:-1]
+            layers = list(self.path(indices))[1:-1]
         except ValueError as e:
             raise UserError(str(e)) from e
-        plain = self.plain_model([self.block(edge) for edge in edges])
+        plain = self.plain_model(layers)
         plain.save_pretrained(folder)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
@@ -245,9 +251,14 @@ def load_model(name: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def middle(edge: Edge) -> int:
+    """The layer in the middle of an interval."""
+    return (edge[0] + edge[1] - 1) // 2
+
+
 def auxiliary_layer(model: Any, layers: Sequence[nn.Module], edge: Edge, kind: str) -> nn.Module:
     """A copy of the layer in the middle of an interval, or one that the model initialises anew."""
-    layer = copy.deepcopy(layers[(edge[0] + edge[1] - 1) // 2])
+    layer = copy.deepcopy(layers[middle(edge)])
     if kind == "fresh":
         for module in layer.modules():
             module._is_hf_initialized = False  # type: ignore[assignment]

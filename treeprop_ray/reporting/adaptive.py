@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.plot import plt, save
 from treeprop_ray.reporting.tables import write_table
+from treeprop_ray.run.folder import read_summary
 
 TITLE = "Adaptive inference: samples stop on the spine when the softmax is confident"
 # threshold, share of correct samples, mean blocks run, share of samples that leave at each exit
@@ -69,7 +69,7 @@ def write(
     stored = Path(run) / "summary.json"
     if not stored.is_file():
         raise UserError(f"out={out}: run={run} is not finished")
-    summary = json.loads(stored.read_text())
+    summary = read_summary(Path(run))
     rows = [
         {
             "threshold": f"{threshold:g}",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from treeprop_ray.config import Settings
+from treeprop_ray.errors import first_line, warn
 from treeprop_ray.reporting.figures import run_figures
 from treeprop_ray.reporting.probing import Probing
 from treeprop_ray.reporting.timeline import draw_waves, write_timeline
@@ -19,7 +21,12 @@ class Figures(Callback):
         """Draw what is in the run folder."""
         if not (run.folder and run.writes):
             return
-        folder = run.folder.path
+        try:
+            self._draw(run, run.folder.path)
+        except OSError as e:  # a full disk: the run itself is finished and kept
+            warn(f"figures: {first_line(e)}")
+
+    def _draw(self, run: Trainer, folder: Path) -> None:
         if "csv" in run.settings.loggers:
             run_figures(folder, run.outline)
         if spans := run.engine.spans():

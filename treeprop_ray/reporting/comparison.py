@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from treeprop_ray import config
 from treeprop_ray.config import RESUMABLE, Settings
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.tables import markdown
-from treeprop_ray.run.folder import run_settings
+from treeprop_ray.run.folder import read_summary, run_settings
 
 # said in a column of its own, or about where and how a run was made
 SAID = {"method"} | (RESUMABLE - {"epochs", "steps"})
@@ -33,8 +35,11 @@ class Finished:
         path = Path(folder) / "summary.json"
         if not path.is_file():
             raise UserError(f"runs={folder}: the run is not finished (no summary.json)")
-        values = {key: value for key, _, value in config.walk(settings)}
-        return cls(Path(folder), values, json.loads(path.read_text()))
+        values = {key: config.hidden(value) for key, _, value in config.walk(settings)}
+        summary = read_summary(Path(folder))
+        if "/" in summary["name"] or summary["name"] in ("", ".", ".."):
+            raise UserError(f"{path}: is damaged: name={summary['name']} is no folder name")
+        return cls(Path(folder), values, summary)
 
     def differences(self) -> str:
         """The settings in which the run differs from its experiment."""
@@ -65,7 +70,7 @@ def row_of(run: Finished, split: str) -> dict[str, Any]:
     s = run.summary
     scores = {path: figure_of(score)[1] for path, score in s["final"][split].items()}
     short = [f"{path} {value:.2f}" for path, value in scores.items() if path != "full"]
-    return {
+    cells = {
         "experiment": run.settings["experiment"],
         "method": {"tree": "TreeProp", "bp": "BP"}.get(s["method"], s["method"]),
         "other settings": run.differences() or "-",
@@ -75,6 +80,13 @@ def row_of(run: Finished, split: str) -> dict[str, Any]:
         "short paths": ", ".join(short) or "-",
         "minutes": f"{s['wall_seconds'] / 60:.1f}",
     }
+    return {key: plain(text) for key, text in cells.items()}
+
+
+def plain(text: str) -> str:
+    """A text out of somebody's file that a reader of markdown shows as it stands."""
+    text = escape(text, quote=False).replace("|", "&#124;").replace("`", "&#96;")
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def write(folders: Sequence[str], to: str, title: str, note: str, split: str) -> str:
@@ -95,16 +107,17 @@ def write(folders: Sequence[str], to: str, title: str, note: str, split: str) ->
         f"Score on the {split} split ({kind}) after the last step. Minutes are wall time of "
         "training and evaluation on a machine that did other work as well.", "", table, "",
         "Commands, in the order of the table:", "", "```",
-        *(r.command() for r in runs), "```", "",
+        *(r.command().replace("`", "'") for r in runs), "```", "",
         "Each run's own summary with versions and hardware:", "",
     ]  # fmt: skip
     for r, name in zip(runs, names, strict=True):
         copy = {**r.summary, "command": r.command()}
         (folder / f"{name}.json").write_text(json.dumps(copy, indent=2) + "\n")
         about, hardware = r.summary, r.summary["hardware"]
+        made = f"commit {about['commit']}, {about['date']}, {hardware.get('cpu', '')}"
         lines.append(
-            f"- [{name}]({folder.name}/{name}.json): commit {about['commit']}, {about['date']}, "
-            f"{hardware['cpu']}, seed {about['seed']}"
+            f"- [{plain(name)}]({folder.name}/{quote(name)}.json): {plain(made)}, "
+            f"seed {about['seed']}"
         )
     page.write_text("\n".join(lines) + "\n")
     return f"{table}\nwrote {page}"

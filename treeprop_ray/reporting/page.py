@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -20,7 +19,7 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.probe_row import WHOLE
 from treeprop_ray.reporting.figures import schedule
 from treeprop_ray.reporting.plot import plt
-from treeprop_ray.run.folder import run_settings
+from treeprop_ray.run.folder import read_summary, run_settings
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -71,7 +70,7 @@ def write_page(run: str, target: Path | None = None) -> Path:
 def html_of(settings: Settings, folder: Path) -> str:
     """The whole page as text."""
     stored = folder / "summary.json"
-    summary = json.loads(stored.read_text()) if stored.is_file() else None
+    summary = read_summary(folder) if stored.is_file() else None
     name = escape(folder.resolve().name)
     parts = [
         f"<h1>{name}</h1>",

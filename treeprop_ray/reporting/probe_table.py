@@ -3,7 +3,6 @@ many runs, a line each."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.page import changed
 from treeprop_ray.reporting.probe_figures import draw
 from treeprop_ray.reporting.tables import markdown
-from treeprop_ray.run.folder import run_settings
+from treeprop_ray.run.folder import read_summary, run_settings
 
 SHOWN = ["cosine", "norm_bp", "norm_tree", "norm_bias", "kl", "F_mean", "F", "nll", "gap"]
 FIGURES = ["probe_alignment", "probe_blocks", "probe_kl", "probe_tree", "probe_bound", "probe_leak"]
@@ -134,7 +133,7 @@ def read(run: str) -> tuple[Path, dict[str, Any] | None, pd.DataFrame]:
     if not (folder / "probe.csv").is_file():
         raise UserError(f"run={run}: has no probe.csv; needs a run with probe.every > 0")
     stored = folder / "summary.json"
-    summary = json.loads(stored.read_text()) if stored.is_file() else None
+    summary = read_summary(folder) if stored.is_file() else None
     rows = pd.read_csv(folder / "probe.csv").sort_values("step")
     if rows.empty:
         raise UserError(f"run={run}: probe.csv has no rows")

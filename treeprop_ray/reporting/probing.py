@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from treeprop_ray import data, engine, methods
-from treeprop_ray.config.nested import Probe
+from treeprop_ray.config.nested import Probe, RaySettings
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
@@ -19,9 +18,9 @@ from treeprop_ray.hosts.probe_row import WHOLE, columns
 from treeprop_ray.reporting.probe_figures import draw
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.callbacks import Callback
-from treeprop_ray.run.folder import checkpoints_of, run_settings
-from treeprop_ray.run.metrics import MetricsFile
-from treeprop_ray.run.reading import pick_checkpoint
+from treeprop_ray.run.folder import run_settings
+from treeprop_ray.run.metrics import MetricsFile, read_rows
+from treeprop_ray.run.reading import pick_checkpoint, stored_at
 from treeprop_ray.run.trainer import Trainer
 
 
@@ -65,7 +64,13 @@ class Probing(Callback):
 
 
 def probe_run(
-    run: str, which: str, batches: int, draws: int, engine_name: str, data_root: str | None
+    run: str,
+    which: str,
+    batches: int,
+    draws: int,
+    engine_name: str,
+    data_root: str | None,
+    storage: str = "",
 ) -> Iterator[str]:
     """Probe checkpoints of a run into its probe.csv and figures; says what it has measured."""
     settings, folder = run_settings(run), Path(run)
@@ -75,10 +80,11 @@ def probe_run(
         raise UserError(f"run={run}: has {kind}; the probe is for method=tree over blocks")
     names = [which]
     if which == "all":
-        names = [str(s) for s in checkpoint.steps(checkpoints_of(settings, folder))] or ["last"]
-    points = [pick_checkpoint(run, name) for name in names]
+        steps = checkpoint.steps(stored_at(run, settings, storage))
+        names = [str(s) for s in steps] or ["last"]
+    points = [pick_checkpoint(run, name, storage) for name in names]
     settings.data.root = data_root or settings.data.root
-    settings.engine = engine_name
+    settings.engine, settings.ray = engine_name, RaySettings()  # the file's cluster is not joined
     probed = engine.build(methods.job_of(settings, data.load(settings), total_steps=1))
     rows = []
     try:
@@ -99,8 +105,7 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]], tree: Tree) -> None:
     """Put rows into probe.csv in the order of steps; a row of the same step is replaced."""
     kept: dict[int, Mapping[str, Any]] = {}
     if path.is_file():
-        with path.open(newline="") as f:
-            kept = {int(row["step"]): row for row in csv.DictReader(f)}
+        kept = {int(row["step"]): row for row in read_rows(path)}
     kept |= {int(row["step"]): row for row in rows}
     aside = path.with_suffix(".tmp")
     aside.unlink(missing_ok=True)

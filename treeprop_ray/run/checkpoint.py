@@ -3,24 +3,26 @@
     checkpoints/step-00001200/
         weights.safetensors     <edge>/<name>                 e.g. 4-6/0.weight, stem/…
         optimizer.safetensors   <edge>/<parameter>/<slot>     e.g. 4-6/0.weight/exp_avg
-        meta.json               step, epoch, seed, N, split, validation accuracy
-        manifest.json           sha256 of the three files
+        meta.json               step, epoch, seed, N, split, validation accuracy, settings
+        manifest.json           sha256 of the three files; id and settings' digest of the run
 
 Data order, noise and learning rate are functions of (seed, step): the step *is* their state.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from treeprop_ray.config import hidden
 from treeprop_ray.errors import TrainingError, UserError, warn
 from treeprop_ray.run.storage import MANIFEST, Storage, storage_at
 
@@ -28,11 +30,17 @@ FILES = ("weights.safetensors", "optimizer.safetensors", "meta.json")
 KEYS = {"step": int, "epoch": int, "N": int, "split": str, "best": dict, "wall_seconds": float}
 SHAPED = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # slots with the shape of their parameter
 
+SCALARS = ("scale/loss/", "data/", "cff/validation/")  # begin names of what belongs to no parameter
+
 Place = Storage | Path | str  # the folder or URL that holds the checkpoints of a run
 
 
 class DamagedCheckpoint(Exception):
     """A checkpoint that is incomplete or altered; says which file and why."""
+
+
+class NoRoom(TrainingError):
+    """The storage is full."""
 
 
 @dataclass(frozen=True)
@@ -43,26 +51,35 @@ class Checkpoint:
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     meta: dict[str, Any]
+    manifest: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save(
-    place: Place, weights: dict[str, Tensor], optimizer: dict[str, Tensor], meta: dict[str, Any]
+    place: Place,
+    weights: dict[str, Tensor],
+    optimizer: dict[str, Tensor],
+    meta: dict[str, Any],
+    marks: Mapping[str, str] | None = None,
 ) -> str:
-    """Write step-<n>, all of it or nothing; returns where it is."""
+    """Write step-<n>, all of it or nothing; returns where it is. `marks` say whose it is."""
     storage, name = storage_at(place), name_of(meta["step"])
+    meta = {**meta, "slots": names_digest(optimizer)}
 
     def fill(folder: Path) -> None:
         save_file({k: v.contiguous() for k, v in weights.items()}, folder / FILES[0])
         save_file({k: v.contiguous() for k, v in optimizer.items()}, folder / FILES[1])
         (folder / FILES[2]).write_text(json.dumps(meta, indent=2))
         sums = {file: _sha256(folder / file) for file in FILES}
-        (folder / MANIFEST).write_text(json.dumps(sums, indent=2))
+        (folder / MANIFEST).write_text(json.dumps({**sums, **(marks or {})}, indent=2))
 
+    if not is_ours(manifest(storage, meta["step"]) or {}, marks):
+        raise TrainingError(f"{storage.at(name)}: is of another run, which is left alone")
     try:
         storage.put(name, fill)
     except Exception as e:  # safetensors and remote file systems wrap OSError in types of their own
-        reason = " ".join(str(e).split()) or repr(e)
-        raise TrainingError(f"cannot write checkpoint {storage.at(name)}: {reason}") from e
+        reason = hidden(" ".join(str(e).split()) or repr(e))
+        kind = NoRoom if is_full(e) else TrainingError
+        raise kind(f"cannot write checkpoint {storage.at(name)}: {reason}") from e
     return storage.at(name)
 
 
@@ -79,7 +96,9 @@ def load(place: Place, step: int) -> Checkpoint:
             meta = json.loads((folder / FILES[2]).read_text())
             _check_meta(meta, f"{where}/{FILES[2]}", step)
             weights, optimizer = (load_file(folder / file) for file in FILES[:2])
-            return Checkpoint(where, weights, optimizer, meta)
+            if meta.get("slots", names_digest(optimizer)) != names_digest(optimizer):
+                raise DamagedCheckpoint(f"{where}/{FILES[1]}: not the slots that were written")
+            return Checkpoint(where, weights, optimizer, meta, sums)
     except DamagedCheckpoint:
         raise
     except FileNotFoundError as e:
@@ -106,7 +125,85 @@ def name_of(step: int) -> str:
 
 def steps(place: Place) -> list[int]:
     """The steps of a run's checkpoints, oldest first."""
-    return [int(name[5:]) for name in storage_at(place).names() if name[5:].isdigit()]
+    return [int(name[5:]) for name in storage_at(place).names() if is_step(name[5:])]
+
+
+def is_step(text: str) -> bool:
+    """Whether a text is a step number as names have it; `²` is a digit too, but no number."""
+    return text.isascii() and text.isdigit()
+
+
+def manifest(place: Place, step: int) -> dict[str, Any] | None:
+    """The manifest of a checkpoint; None if it cannot be read, so that nobody knows whose it is."""
+    try:
+        found = json.loads(storage_at(place).read(name_of(step), MANIFEST))
+    except Exception:  # remote file systems have errors of their own
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def is_ours(theirs: Mapping[str, Any], marks: Mapping[str, str] | None) -> bool:
+    """Whether a manifest is of the run that makes such marks; those of old versions do not say."""
+    if "run" not in theirs or marks is None:
+        return True
+    return any(theirs.get(key) == mark for key, mark in marks.items())
+
+
+def names_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Names which tensors there are."""
+    return hashlib.sha256("\n".join(sorted(tensors)).encode()).hexdigest()[:16]
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error says that a disk or a quota is full, however it is wrapped."""
+    while error is not None:
+        code = getattr(error, "errno", None)
+        if code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def keep(
+    place: Place,
+    state: tuple[dict[str, Tensor], dict[str, Tensor]],
+    meta: dict[str, Any],
+    marks: Mapping[str, str] | None,
+    keep_last: int,
+    best: int | None,
+) -> str:
+    """Save and prune; where there is no room for both, prune first. Returns where it is."""
+    storage, step = storage_at(place), meta["step"]
+    try:
+        saved = save(storage, *state, meta, marks)
+    except NoRoom:
+        size = sum(t.nbytes for tensors in state for t in tensors.values())
+        if not make_room(storage, step, keep_last, best, size):
+            raise
+        warn(f"no room for a checkpoint of step {step}: earlier ones were removed first")
+        saved = save(storage, *state, meta, marks)
+    prune(storage, step, keep_last, best, marks)
+    return saved
+
+
+def make_room(place: Place, step: int, keep_last: int, best: int | None, size: int) -> bool:
+    """Remove what `prune` would remove once `step` is written, if that gives room for `size`."""
+    storage = storage_at(place)
+    old = [s for s in steps(storage) if s < step]
+    doomed = [s for s in (old[: 1 - keep_last] if keep_last > 1 else old) if s != best]
+    need, free = size + size // 20, storage.room() or 0
+    need -= free if free < need else 0  # what is full with room to spare is a quota
+    try:
+        sizes = {s: storage.size(name_of(s)) for s in doomed}
+    except Exception:  # remote file systems have errors of their own
+        return False
+    if not doomed or sum(sizes.values()) < need:
+        return False
+    for s in doomed:
+        storage.remove(name_of(s))
+        if (need := need - sizes[s]) <= 0:
+            break
+    return True
 
 
 def newest(place: Place) -> Checkpoint | None:
@@ -119,14 +216,20 @@ def newest(place: Place) -> Checkpoint | None:
     return None
 
 
-def prune(place: Place, step: int, keep_last: int, best: int | None) -> None:
-    """Remove all up to `step` but the newest `keep_last` and the best.
+def prune(
+    place: Place,
+    step: int,
+    keep_last: int,
+    best: int | None,
+    marks: Mapping[str, str] | None = None,
+) -> None:
+    """Remove all up to `step` but the newest `keep_last` and the best, and those of other runs.
 
     Later ones were skipped as damaged when the run was taken up; they must not crowd out others.
     """
     storage = storage_at(place)
     for old in [s for s in steps(storage) if s <= step][:-keep_last]:
-        if old != best:
+        if old != best and is_ours(manifest(storage, old) or {}, marks):
             storage.remove(name_of(old))
 
 
@@ -151,10 +254,18 @@ def check_fits(
                 f"{checkpoint.path}: is of another network: {key} has shape {theirs} there, "
                 f"{ours} in this run"
             )
+        if found[key].dtype != weights[key].dtype:
+            raise UserError(
+                f"{checkpoint.path}: is of another precision: {key} is {found[key].dtype} there, "
+                f"{weights[key].dtype} in this run"
+            )
     for key, slot in checkpoint.optimizer.items():
+        if key.startswith(SCALARS):
+            continue
         of = found.get(key.rpartition("/")[0])
         shaped = key.rpartition("/")[2] in SHAPED
-        if of is not None and shaped and slot.shape != of.shape:
+        alike = of is not None and slot.shape == of.shape and slot.dtype == of.dtype
+        if of is None or (shaped and not alike):
             raise UserError(f"{checkpoint.path}: is of another network: optimizer state {key}")
 
 

@@ -20,9 +20,19 @@ from torch import Tensor
 
 from treeprop_ray import config
 from treeprop_ray.config import Change, Settings
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, warn
 from treeprop_ray.run import checkpoint
+from treeprop_ray.run.files import LOCK, Lock, read_json, write_whole
+from treeprop_ray.run.identity import Identity
 from treeprop_ray.run.storage import Storage, storage_at
+
+# what every reader of a summary relies on
+SUMMARY = {
+    "name": str, "method": str, "engine": str, "steps": int, "epochs": int | float, "N": int,
+    "depth": int, "wall_seconds": int | float, "final": dict, "best_validation": dict, "table": str,
+    "parameters_deployed": int, "parameters_trained": int, "seed": int, "command": str,
+    "commit": str, "date": str, "versions": dict, "hardware": dict,
+}  # fmt: skip
 
 
 class RunFolder:
@@ -33,13 +43,15 @@ class RunFolder:
         self.name = config.run_name(settings)
         self.path = Path(settings.out) / self.name
         self.storage = checkpoints_of(settings, self.path)
+        self.identity = Identity.of(settings, self.path)
         self.changed: list[Change] = []  # settings that are others than before
+        self._lock: Lock | None = None
         is_run = (self.path / "config.yaml").is_file()
         if is_run and not settings.fresh:
             changed = config.changes(config.load_file(self.path / "config.yaml"), settings)
             self._check_changes(changed)
             self.changed = changed
-        elif not is_run and self.path.exists() and any(self.path.iterdir()):
+        elif not is_run and any(not p.name.startswith(".") for p in _entries(self.path)):
             raise UserError(
                 f"{self.path}: is not empty and is no run folder; choose another name=…"
             )
@@ -59,57 +71,111 @@ class RunFolder:
     def changes(self) -> list[dict[str, Any]]:
         """With which other settings the run was taken up, and from which step on."""
         path = self.path / "changes.json"
-        return json.loads(path.read_text()) if path.is_file() else []
+        found = read_json(path) if path.is_file() else []
+        if not isinstance(found, list):
+            raise UserError(f"{path}: is damaged: must hold a list")
+        return found
 
     def _record_changes(self) -> None:
         if not self.changed:
             return
         step = max(checkpoint.steps(self.storage), default=0)
         new = [{"step": step, "key": c.key, "old": c.old, "new": c.new} for c in self.changed]
-        (self.path / "changes.json").write_text(json.dumps(self.changes + new, indent=2) + "\n")
+        write_whole(self.path / "changes.json", json.dumps(self.changes + new, indent=2) + "\n")
         print(f"from step {step} on: {'; '.join(map(str, self.changed))}", flush=True)
         self.changed = []
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run."""
-        path = self.path / "summary.json"
-        if self.settings.fresh:
+        """The summary of a finished run; one that is damaged is made again."""
+        if self.settings.fresh or not (self.path / "summary.json").is_file():
             return None
-        return json.loads(path.read_text()) if path.is_file() else None
+        try:
+            return read_summary(self.path)
+        except UserError as e:
+            warn(f"{e}; it is made again")
+            return None
+
+    def claim(self) -> None:
+        """Keep other processes from writing here, from now to `release`."""
+        if self._lock is None and self.path.is_dir():
+            self._lock = Lock(self.path)
+
+    def release(self) -> None:
+        """Let others write here."""
+        if self._lock:
+            self._lock.release()
+            self._lock = None
 
     def open(self) -> None:
         """Make the folder and write the resolved settings."""
         s = self.settings
-        key = f"storage={s.storage}" if s.storage else f"out={s.out}"
+        if s.storage:
+            self._prepare()
         try:
-            self.storage.prepare()
-            if s.fresh:
-                for name in self.storage.names():
-                    self.storage.remove(name)
-        except Exception as e:  # remote file systems have errors of their own
-            raise UserError(f"{key}: cannot write there: {_reason(e)}") from e
-        try:
-            if s.fresh and (self.path / "config.yaml").is_file():
-                shutil.rmtree(self.path)
-                self.storage.prepare()
             self.path.mkdir(parents=True, exist_ok=True)
+            self.claim()
+            if s.fresh:
+                self._start_anew()
             self._record_changes()
-            (self.path / "config.yaml").write_text(config.to_yaml(s))
+            write_whole(self.path / "config.yaml", config.to_yaml(s))
+            self.identity.keep(self.path)
         except OSError as e:
             raise UserError(f"out={s.out}: cannot write there: {_reason(e)}") from e
+        self._prepare()
+        self.storage.tidy()
+
+    def _prepare(self) -> None:
+        s = self.settings
+        key = f"storage={config.hidden(s.storage)}" if s.storage else f"out={s.out}"
+        try:
+            self.storage.prepare()
+        except Exception as e:  # remote file systems have errors of their own
+            raise UserError(f"{key}: cannot write there: {config.hidden(_reason(e))}") from e
+
+    def _start_anew(self) -> None:
+        """fresh=true: what this run has left behind goes; what is of another stays."""
+        if self.settings.storage:
+            if others := self.identity.others(self.storage):
+                raise UserError(
+                    f"fresh=true: {others[0]} is of another run and is not deleted; choose another "
+                    "name=… or storage=…, or remove it yourself"
+                )
+            for name in self.storage.names():
+                self.storage.remove(name)
+        if (self.path / "config.yaml").is_file():
+            for entry in _entries(self.path):
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name != LOCK:
+                    entry.unlink()
+        self.identity = Identity.of(self.settings, self.path)
 
     def keep_permutation(self, permutation: Tensor | None) -> None:
         """Store the order in which sequences are read; a run taken up again must have the same."""
         if permutation is not None:
             check_permutation(str(self.path), permutation)
-            (self.path / "permutation.json").write_text(json.dumps(permutation.tolist()))
+            write_whole(self.path / "permutation.json", json.dumps(permutation.tolist()))
 
     def write_summary(self, figures: Mapping[str, Any]) -> None:
-        """summary.json, written aside and renamed."""
-        aside = self.path / "summary.json.tmp"
-        aside.write_text(json.dumps({**figures, **provenance(self.command)}, indent=2) + "\n")
-        aside.replace(self.path / "summary.json")
+        """summary.json, whole or not at all."""
+        text = json.dumps({**figures, **provenance(self.command)}, indent=2) + "\n"
+        write_whole(self.path / "summary.json", text)
+
+
+def read_summary(folder: Path, *keys: str) -> dict[str, Any]:
+    """summary.json of a finished run; UserError for one that is damaged or lacks some `keys`."""
+    keys = keys or tuple(SUMMARY)
+    path = folder / "summary.json"
+    found: dict[str, Any] = read_json(path, *keys)
+    for key, kind in SUMMARY.items():
+        if key in found and not isinstance(found[key], kind):
+            raise UserError(f"{path}: is damaged: {key} is {type(found[key]).__name__}")
+    return found
+
+
+def _entries(path: Path) -> list[Path]:
+    return list(path.iterdir()) if path.is_dir() else []
 
 
 def run_settings(run: str) -> Settings:
@@ -129,7 +195,7 @@ def check_permutation(run: str, permutation: Tensor | None) -> None:
     stored = Path(run) / "permutation.json"
     if permutation is None or not stored.is_file():
         return
-    if json.loads(stored.read_text()) != permutation.tolist():
+    if read_json(stored) != permutation.tolist():
         raise UserError(f"{stored}: is not the permutation that data.permuted=true gives here")
 
 
@@ -171,7 +237,7 @@ def this_command() -> str:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     script = Path(sys.argv[0])
     started = ["-m", spec.name] if spec else [script.name if script.is_absolute() else str(script)]
-    return shlex.join(["python", *started, *sys.argv[1:]])
+    return shlex.join(["python", *started, *map(config.hidden, sys.argv[1:])])
 
 
 def _version(package: str) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from treeprop_ray.config import Settings, walk
-from treeprop_ray.errors import UserError, first_line
+from treeprop_ray.config import Settings, hidden, walk
+from treeprop_ray.errors import UserError, first_line, warn
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.metrics import MetricsFile
 
@@ -24,7 +25,47 @@ def loggers(settings: Settings, folder: bool) -> list[Callback]:
     files: dict[str, type[Callback]] = {"csv": Csv, "tensorboard": TensorBoard}
     chosen = [files[name]() for name in dict.fromkeys(settings.loggers) if folder]
     chosen += [Wandb(settings.wandb)] if settings.wandb else []
-    return chosen + ([MlFlow(settings.mlflow)] if settings.mlflow else [])
+    chosen += [MlFlow(settings.mlflow)] if settings.mlflow else []
+    return [Besides(logger) for logger in chosen]
+
+
+class Besides(Callback):
+    """A logger whose trouble (a full disk, a lost tracker) is one warning: training goes on."""
+
+    def __init__(self, logger: Callback) -> None:
+        self.logger, self._warned = logger, False
+
+    @contextlib.contextmanager
+    def _spared(self) -> Iterator[None]:
+        try:
+            yield
+        except UserError:  # asked for something that cannot be, before the first step
+            raise
+        except Exception as e:  # trackers have errors of their own
+            if not self._warned:
+                name = type(self.logger).__name__
+                warn(f"{name}: {' '.join(str(e).split()) or repr(e)}; the run goes on without it")
+            self._warned = True
+
+    def on_start(self, run: Trainer) -> None:
+        """The logger's."""
+        with self._spared():
+            self.logger.on_start(run)
+
+    def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
+        """The logger's."""
+        with self._spared():
+            self.logger.on_row(run, row)
+
+    def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
+        """The logger's."""
+        with self._spared():
+            self.logger.on_end(run, summary)
+
+    def on_close(self, run: Trainer) -> None:
+        """The logger's."""
+        with self._spared():
+            self.logger.on_close(run)
 
 
 def check_trackers(wandb: str, mlflow: str) -> None:
@@ -134,7 +175,7 @@ class MlFlow(Callback):
             for key, value in plain(run.settings).items():
                 self.client.log_param(self.id, key, value)
         except Exception as e:
-            raise UserError(f"mlflow={self.uri}: {first_line(e)}") from e
+            raise UserError(f"mlflow={hidden(self.uri)}: {hidden(first_line(e))}") from e
 
     def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
         """Every figure under its name."""
@@ -159,7 +200,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def plain(settings: Settings) -> dict[str, Any]:
     """The settings by their dotted keys."""
-    return {key: value for key, _, value in walk(settings)}
+    return {key: hidden(value) for key, _, value in walk(settings)}
 
 
 def final(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from torch import distributed
 from treeprop_ray.engine import runtime
 from treeprop_ray.errors import TrainingError, UserError
 from treeprop_ray.run.callbacks import Callback, Scores
+from treeprop_ray.run.folder import read_summary
 from treeprop_ray.run.trainer import Trainer
 from treeprop_ray.schedule.placement import resources
 
@@ -58,6 +58,7 @@ def train_in_workers(trainer: Trainer, callbacks: Sequence[Callback]) -> dict[st
             raise UserError(f"hosts={workers}: more pieces than batch={settings.batch} samples")
         cpus, gpus = resources(settings, workers, cluster)
         folder.open()  # fresh=true is done with; workers take up what is there
+        folder.release()  # the first worker writes
         torch_trainer = TorchTrainer(
             worker,
             train_loop_config={
@@ -79,7 +80,7 @@ def train_in_workers(trainer: Trainer, callbacks: Sequence[Callback]) -> dict[st
     finally:
         if owns:
             runtime.stop()
-    summary = json.loads((folder.path / "summary.json").read_text())
+    summary = read_summary(folder.path)
     folder.write_summary(summary)  # again, from here: the command is that of this process
     return dict(summary)
 

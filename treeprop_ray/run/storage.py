@@ -20,6 +20,7 @@ from typing import Any
 import fsspec.core
 from fsspec.implementations.local import LocalFileSystem
 
+from treeprop_ray.config import hidden
 from treeprop_ray.errors import UserError, first_line
 
 MANIFEST = "manifest.json"  # written last
@@ -46,7 +47,22 @@ class Storage(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make the place, see that it can be written to, remove what a killed writer left."""
+        """Make the place, and see that it can be written to."""
+
+    def tidy(self) -> None:  # noqa: B027 (elsewhere nothing is written aside)
+        """Remove what a killed writer left; nobody else may be writing."""
+
+    @abstractmethod
+    def read(self, name: str, file: str) -> bytes:
+        """One small file of a name."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Bytes that removing a name would free."""
+
+    def room(self) -> int | None:
+        """Bytes that are free, where that is known."""
+        return None
 
     @abstractmethod
     def at(self, name: str) -> str:
@@ -86,8 +102,19 @@ class Disk(Storage):
 
     def prepare(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
+
+    def tidy(self) -> None:
         for left in self.root.glob(".step-*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
+
+    def size(self, name: str) -> int:
+        return sum(p.stat().st_size for p in (self.root / name).glob("*"))
+
+    def read(self, name: str, file: str) -> bytes:
+        return (self.root / name / file).read_bytes()
+
+    def room(self) -> int | None:
+        return shutil.disk_usage(self.root).free
 
     def at(self, name: str) -> str:
         return str(self.root / name)
@@ -97,7 +124,7 @@ class Remote(Storage):
     """A folder of any other fsspec file system."""
 
     def __init__(self, fs: Any, root: str, url: str) -> None:
-        self.fs, self.root, self.url = fs, root.rstrip("/"), url.rstrip("/")
+        self.fs, self.root, self.url = fs, root.rstrip("/"), hidden(url.rstrip("/"))
 
     def names(self) -> list[str]:
         self.fs.invalidate_cache()
@@ -135,6 +162,12 @@ class Remote(Storage):
         if self.fs.exists(f"{self.root}/{name}"):
             self.fs.rm(f"{self.root}/{name}", recursive=True)
 
+    def read(self, name: str, file: str) -> bytes:
+        return bytes(self.fs.cat_file(f"{self.root}/{name}/{file}"))
+
+    def size(self, name: str) -> int:
+        return int(self.fs.du(f"{self.root}/{name}"))
+
     def prepare(self) -> None:
         probe = f"{self.root}/.probe"
         self.fs.makedirs(self.root, exist_ok=True)
@@ -154,7 +187,9 @@ def storage_at(place: Storage | Path | str) -> Storage:
     try:
         fs, root = fsspec.core.url_to_fs(place)
     except Exception as e:  # an unknown protocol, or one whose package is not installed
-        raise UserError(f"storage={place}: not a folder or an fsspec URL: {first_line(e)}") from e
+        reason = hidden(first_line(e))
+        shown = hidden(place)
+        raise UserError(f"storage={shown}: not a folder or an fsspec URL: {reason}") from e
     return Disk(Path(root)) if isinstance(fs, LocalFileSystem) else Remote(fs, root, place)
 
 

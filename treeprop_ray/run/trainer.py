@@ -17,16 +17,17 @@ from treeprop_ray.config import Settings
 from treeprop_ray.data import load
 from treeprop_ray.data.streams import resumed
 from treeprop_ray.engine import Engine, build
-from treeprop_ray.errors import TrainingError
+from treeprop_ray.errors import Terminated, TrainingError
 from treeprop_ray.methods import Job, job_of
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.callbacks import Callback, Scores, Together
 from treeprop_ray.run.checkpoint import Checkpoint
-from treeprop_ray.run.folder import RunFolder
+from treeprop_ray.run.folder import RunFolder, this_command
 from treeprop_ray.run.initial import started
 from treeprop_ray.run.loggers import loggers
 from treeprop_ray.run.metrics import Log
 from treeprop_ray.run.progress import Bar
+from treeprop_ray.schedule.ops import STEP
 
 
 class Trainer:
@@ -91,12 +92,23 @@ class Trainer:
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns the summary."""
+        if self.folder and self.writes:
+            self.folder.claim()
+        try:
+            return self._train()
+        finally:
+            if self.folder:
+                self.folder.release()
+
+    def _train(self) -> dict[str, Any]:
         point = self._newest()
         if self.settings.init_from and point is None:
             self.job, self.initial = started(self.job)
         self.engine = build(self.job)
         try:
             self._open(point)
+            if self.folder and self.writes:
+                self.engine.watch(self._way_on)
             self.callbacks.on_start(self)
             self._began = time.perf_counter()
             with Bar(self.title, self.total_steps, self.start) as self.bar:
@@ -104,19 +116,34 @@ class Trainer:
                     if self.stopped:
                         break
                     self._step(step)
+                    if self.bar.terminated:
+                        self._leave()
                 if self.stopped:
                     self._stop_here()
             self.wall += time.perf_counter() - self._began
             return self._finish()
         except TrainingError as e:
             raise TrainingError(f"{e}; last checkpoint: {self.saved or 'none yet'}") from e
+        except BrokenPipeError:  # who read our output has gone: no failure of the run
+            raise
+        except OSError as e:  # a full or lost disk
+            reason = " ".join(str(e).split())
+            raise TrainingError(f"{reason}; last checkpoint: {self.saved or 'none yet'}") from e
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self.saved) from None
+        except Terminated:
+            raise Terminated(self.saved) from None
         finally:
             try:
                 self.callbacks.on_close(self)
             finally:
                 self.engine.close()
+
+    def _way_on(self) -> str:
+        """What a user needs to know whose run has lost its ground."""
+        assert self.folder is not None
+        command = self.folder.command or this_command()
+        return f"last checkpoint: {self.saved or 'none yet'}; this continues: {command}"
 
     def stop(self, why: str) -> None:
         """End the run after the step under way: scored, with a summary, finished."""
@@ -130,7 +157,7 @@ class Trainer:
         logs = ends_epoch or done % s.log_every == 0
         saves = last or (done % s.checkpoint_every == 0 if s.checkpoint_every else ends_epoch)
         clean = None
-        if ends_epoch and self.outline.clean:
+        if ends_epoch and self.outline.clean and self.job.pass_at(step) == STEP:
             clean = self.engine.clean_loss(self.outline.clean[0], step)
         self.engine.step(step, report=logs or saves)
         if logs:
@@ -152,7 +179,11 @@ class Trainer:
         """The checkpoint to go on from."""
         if self.folder is None or self.settings.fresh:
             return None
-        return checkpoint.newest(self.folder.storage)
+        point = checkpoint.newest(self.folder.storage)
+        if point:
+            checkpoint.check_fits(point, self.job.tree.N, self.settings.split)
+            self.folder.identity.check(point)
+        return point
 
     def _open(self, point: Checkpoint | None) -> None:
         """Make the folder, or take up the run that it holds."""
@@ -186,9 +217,14 @@ class Trainer:
         if self.folder and self.done not in checkpoint.steps(self.folder.storage):
             self._save(self.done)
 
+    def _leave(self) -> None:
+        """SIGTERM: the step is done, its state is kept, and that is all."""
+        if self.folder and not self.saved.endswith(checkpoint.name_of(self.done)):
+            self._save(self.done)
+        raise Terminated(self.saved)
+
     def _resume(self, point: Checkpoint) -> None:
         N, split = self.engine.tree.N, self.settings.split
-        checkpoint.check_fits(point, N, split)
         checkpoint.check_fits(point, N, split, self.engine.state()[0])
         self.start, self.best = point.meta["step"], point.meta["best"]
         self.done, self.epoch = self.start, self.start // self.per_epoch
@@ -246,12 +282,19 @@ class Trainer:
         meta = {
             "step": done, "epoch": self.epoch, "seed": s.seed, "N": self.engine.tree.N,
             "split": s.split, "best": self.best, "tests": self.tests, "ahead": self.ahead,
-            **self._origin(),
+            **self._origin(), "settings": self.folder.identity.computed,
             "wall_seconds": self.wall + time.perf_counter() - self._began,
         }  # fmt: skip
-        self.saved = checkpoint.save(self.folder.storage, *self.engine.state(), meta)
         best = self.best["step"] if s.keep_best else None
-        checkpoint.prune(self.folder.storage, done, s.keep_last, best)
+        marks = self.folder.identity.marks()
+        self.saved = checkpoint.keep(
+            self.folder.storage, self.engine.state(), meta, marks, s.keep_last, best
+        )
+
+    def _cost(self) -> dict[str, Any]:
+        """What the mean step costs in layers (schedule/cost.py)."""
+        cost = self.job.method.cost(self.settings, self.engine.tree)
+        return {"cost": {"work": cost.work, "critical_path": cost.path}} if cost else {}
 
     def _origin(self) -> dict[str, Any]:
         """Where the weights of the beginning came from, if not from the seed."""
@@ -284,7 +327,8 @@ class Trainer:
             "parameters_trained": sum(v.numel() for v in weights),
             "parameters_deployed": sum(v.numel() for v in deployed),
             "block_applications_per_step": outline.applications,
-            "stages": outline.stages(self.total_steps, self.job.optimizer.second),
+            "stages": self.job.method.stages(self.job),
+            **self._cost(),
             "wall_seconds": round(self.wall, 2),
             "final": {
                 split: {name: outline.figures(score) for name, score in by_path.items()}
@@ -293,6 +337,8 @@ class Trainer:
             "best_validation": self.best,
             "test_by_epoch": outline.over_epochs(self.tests),
             "leak": self.log.leak,
+            "correction_ratio": self.log.ratio,
+            "correction_ratios": self.log.ratios,
             "table": outline.table(outline.paths, scores),
             **({"stopped": self.stopped} if self.stopped else {}),
             **self._origin(),

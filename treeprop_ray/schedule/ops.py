@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 from treeprop_ray.core.tree import Tree
 
+STEP = "tree"  # the method's own step among the passes over the hosts
+
 
 @dataclass(frozen=True)
 class Op:
     """One thing a node, the stem or the head does: a method of TreeNode or Boundary."""
 
-    verb: str  # open | lift | answer | head | receive | settle | backward | close
+    verb: str  # open | lift | answer | head | receive | settle | backward | close | …
     # with copies of the head: share | head_noted | head_copy | collect | close_noted
     n: int
     reads: tuple[str, ...] = ()
@@ -32,7 +34,7 @@ class Call:
     readers together. What stays inside a host is not listed.
     """
 
-    phase: str  # stem | forward | head | settle | aside | backward | stem_backward
+    phase: str  # stem | forward | head | settle | again | aside | backward | stem_backward
     level: int
     host: int
     piece: int
@@ -40,6 +42,7 @@ class Call:
     inputs: tuple[str, ...]
     packets: tuple[tuple[str, ...], ...]
     last: bool  # the host's last call for this piece: it may forget the piece's tensors
+    order: int = 0  # with copies: how many ops of the step one process would do here before
 
     @property
     def outputs(self) -> list[str]:

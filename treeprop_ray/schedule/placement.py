@@ -59,11 +59,24 @@ class Plan:
     gpus: float
     strategy: str = "PACK"
     device: str = "cpu"  # inside each actor; Ray shows an actor only its own GPU
+    copies: int = 1  # of all these hosts; those of copy k follow those of copy k - 1
+
+    @property
+    def actors(self) -> list[str]:
+        """The names of all copies of all hosts."""
+        return [
+            f"{name}-copy-{k}" if k else name for k in range(self.copies) for name in self.names
+        ]
 
     @property
     def bundles(self) -> list[dict[str, float]]:
         """One bundle of a placement group for each actor."""
-        return [{"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})} for _ in self.names]
+        each = {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+        return [dict(each) for _ in self.actors]
+
+    def host(self, index: int, turn: int) -> int:
+        """A host of the copy whose turn it is: work that any copy can do goes round."""
+        return index + turn % self.copies * len(self.names)
 
 
 def lines(tree: Tree) -> list[list[Node]]:
@@ -86,9 +99,10 @@ def lines(tree: Tree) -> list[list[Node]]:
 def pack(tree: Tree, hosts: int) -> Layout:
     """Deal the lines out to `hosts` actors so that the levels' slowest actors are fast.
 
-    A node costs two block applications, a spine node one (its right block is the head). Longest
-    lines first, to the actor where the sum over levels of the busiest actor grows least. Among
-    equals a line joins its parent: a subtree that stays together sends adjoints of its top alone.
+    A node costs the layers of its two blocks, a spine node those of its left one (the other is the
+    head). Longest lines first, to the actor where the sum over levels of the busiest actor grows
+    least. Among equals a line joins its parent: a subtree that stays together sends adjoints of its
+    top alone.
     """
     load = [[0.0] * (tree.depth + 1) for _ in range(hosts)]
     busiest = [0.0] * (tree.depth + 1)  # of all actors, by level
@@ -101,7 +115,8 @@ def pack(tree: Tree, hosts: int) -> Layout:
         busiest[:] = map(max, busiest, load[host])
 
     def cost(node: Node) -> float:
-        return 1.0 if tree.is_spine(node) else 2.0
+        right = 0 if tree.is_spine(node) else tree.layers(node.right)
+        return float(tree.layers(node.left) + right)
 
     def span_with(line: Sequence[Node], host: int) -> tuple[float, float]:
         grown = list(load[host])
@@ -126,15 +141,19 @@ def pack(tree: Tree, hosts: int) -> Layout:
 
 
 def decide(settings: Settings, tree: Tree, cluster: Cluster) -> tuple[str, int]:
-    """Resolve `placement=auto` and `hosts=0` to (per_node | packed, number of actors)."""
+    """Resolve `placement=auto` and `hosts=0` to (per_node | packed, actors of one copy)."""
     nodes, lanes = len(tree.nodes), len(lines(tree))
+    devices = cluster.devices // settings.replicas  # of each copy
     if settings.placement == "per_node":
         return "per_node", nodes + 1
-    if settings.placement == "auto" and settings.hosts == 0 and cluster.devices >= nodes + 1:
+    if settings.placement == "auto" and settings.hosts == 0 and devices >= nodes + 1:
         return "per_node", nodes + 1
     if settings.hosts > nodes:
-        raise UserError(f"hosts={settings.hosts}: the tree has only {nodes} nodes (N={tree.N})")
-    return "packed", settings.hosts or max(1, min(cluster.devices, lanes))
+        raise UserError(
+            f"hosts={settings.hosts}: the tree has only {nodes} nodes (N={tree.N}); replicas= "
+            "copies it"
+        )
+    return "packed", settings.hosts or max(1, min(devices, lanes))
 
 
 def plan_tree(
@@ -183,9 +202,10 @@ def alone(tree: Tree, device: str) -> Plan:
 
 def fitted(settings: Settings, layout: Layout, names: Sequence[str], cluster: Cluster) -> Plan:
     """A plan with the resources of every actor; UserError when the cluster can never hold it."""
-    cpus, gpus = resources(settings, len(names), cluster)
+    copies = settings.replicas
+    cpus, gpus = resources(settings, len(names) * copies, cluster)
     device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
-    plan = Plan(layout, tuple(names), cpus, gpus, settings.strategy, device)
+    plan = Plan(layout, tuple(names), cpus, gpus, settings.strategy, device, copies)
     check_fits(plan, cluster)
     return plan
 
@@ -213,7 +233,7 @@ def share(have: Sequence[float], actors: int) -> float:
 
 def check_fits(made: Plan, cluster: Cluster) -> None:
     """Raise UserError unless the cluster has room for every actor's bundle."""
-    actors = len(made.names)
+    actors = len(made.actors)
     wants = f"{actors} actors x ({made.cpus:g} CPU + {made.gpus:g} GPU)"
     for kind, each, have in (
         ("CPU", made.cpus, [c for c, _ in cluster.nodes]),
@@ -227,7 +247,7 @@ def check_fits(made: Plan, cluster: Cluster) -> None:
         if sum(slots) < actors:
             raise UserError(
                 f"placement cannot fit: {wants} = {actors * each:g} {kind}s, but the cluster has "
-                f"{cluster}, room for {sum(slots)} actors; lower hosts or "
+                f"{cluster}, room for {sum(slots)} actors; lower hosts, replicas or "
                 f"{kind.lower()}s_per_actor, or use placement=packed"
             )
     count = len(cluster.nodes)

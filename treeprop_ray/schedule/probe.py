@@ -1,13 +1,15 @@
-"""The probe's calls over the same hosts as a training step. Pure Python, no torch, no Ray.
+"""Other passes over the hosts of a tree's step. Pure Python, no torch, no Ray.
 
-    chain   forward and backward of the deployed chain, block by block, over whoever owns the blocks
+    chain   forward and backward of the deployed chain, block by block, over whoever owns the
+            blocks, for the probe; along any path as a training step at the end of a run (finish)
 
         boundary   open                                 top            close
         node 1           ahead 1 2                            back 2 1
         node 3                     ahead 3 …      …  back …
 
-    sweep   the forward waves of a training step; after `settle` a node weighs its state against the
-            chain's blocks (`weigh`), and at the end the head reads z_{N-1} (`readout`)
+    sweep   the probe's forward waves, those of a training step; after `settle` a node weighs its
+            state against the chain's blocks (`weigh`), and at the end the head reads z_{N-1}
+            (`readout`)
 
 States are z0, z1, …; adjoints in the chain a0, a1, …; in the sweep s<n> is what the node settled on
 and m<n> the mean of its factor.
@@ -16,45 +18,62 @@ and m<n> the mean of its factor.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from treeprop_ray.core.rule import Rule
-from treeprop_ray.core.tree import Node, Tree
+from treeprop_ray.core.tree import Edge, Node, Tree
 from treeprop_ray.schedule.ops import Call, Layout, Op, Wave, interleave, make_calls
 from treeprop_ray.schedule.tree import answers
 
+FINISH = "finish"  # the pass of a training step along a path
 Rows = tuple[int, str, int, dict[int, list[Op]]]
+
+
+def path_calls(
+    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int, path: Sequence[int]
+) -> list[Call]:
+    """Backpropagation along a path, as a training step."""
+    waves = [chain_waves(tree, rule, layout, stem_trains, m, path) for m in range(pieces)]
+    return interleave(waves, stride=1)
 
 
 def probe_calls(
     tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int
 ) -> dict[str, list[Call]]:
     """The calls of one batch of each of the probe's two passes."""
-    chain = [chain_waves(tree, rule, layout, stem_trains, m) for m in range(pieces)]
     sweep = [sweep_waves(tree, rule, layout, m) for m in range(pieces)]
-    return {"chain": interleave(chain, stride=1), "sweep": interleave(sweep, stride=3)}
+    chain = path_calls(tree, rule, layout, stem_trains, pieces, tree.chain)
+    return {"chain": chain, "sweep": interleave(sweep, stride=3)}
 
 
-def chain_owner(tree: Tree, n: int) -> Node:
-    """The node that owns chain block n, the edge (n - 1, n), for n < N: one of its two ends."""
-    return tree.nodes[n] if tree.nodes[n].l == n - 1 else tree.nodes[n - 1]
+def owner_of(tree: Tree, edge: Edge) -> Node:
+    """The node that owns an edge that does not end at N: one of its two ends."""
+    l, r = edge
+    return tree.nodes[r] if tree.nodes[r].l == l else tree.nodes[l]
+
+
+def edge_of(op: Op) -> Edge:
+    """The block that an op `ahead` runs: from the state that it reads to the one that it makes."""
+    return int(op.reads[0].removeprefix("z")), op.n
 
 
 def chain_waves(
-    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, piece: int
+    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, piece: int, path: Sequence[int]
 ) -> list[Wave]:
     """Consecutive blocks of one host share a call."""
-    N, boundary = tree.N, layout.boundary
-    hosts = [(layout.host_of[chain_owner(tree, n).n], n) for n in range(1, N)]
-    runs = [(h, [n for _, n in run]) for h, run in itertools.groupby(hosts, lambda pair: pair[0])]
+    N, boundary, top = tree.N, layout.boundary, path[-2]
+    edges = tree.path_edges(path)[:-1]
+    hosts = [(layout.host_of[owner_of(tree, edge).n], edge) for edge in edges]
+    runs = [(h, [e for _, e in run]) for h, run in itertools.groupby(hosts, lambda pair: pair[0])]
     waves: list[tuple[str, int, list[Op]]] = [
         ("stem", boundary, [Op("open", 0, (), ("z0", *rule.side_inputs))])
     ]
     for host, run in runs:
-        ops = [Op("ahead", n, (f"z{n - 1}", *rule.side_inputs), (f"z{n}",)) for n in run]
+        ops = [Op("ahead", r, (f"z{l}", *rule.side_inputs), (f"z{r}",)) for l, r in run]
         waves.append(("forward", host, ops))
-    waves.append(("head", boundary, [Op("top", N, (f"z{N - 1}",), (f"a{N - 1}",))]))
+    waves.append(("head", boundary, [Op("top", N, (f"z{top}",), (f"a{top}",))]))
     for host, run in reversed(runs):
-        ops = [Op("back", n, (f"a{n}",), (f"a{n - 1}",)) for n in reversed(run)]
+        ops = [Op("back", r, (f"a{r}",), (f"a{l}",)) for l, r in reversed(run)]
         waves.append(("backward", host, ops))
     if stem_trains:
         waves.append(("stem_backward", boundary, [Op("close", 0, ("a0",))]))
@@ -75,16 +94,23 @@ def sweep_waves(tree: Tree, rule: Rule, layout: Layout, piece: int) -> list[Wave
             rows.append((clock, phase, level, dict(sorted(by_host.items()))))
 
     for s in range(1, tree.depth + 1):
-        forward, heads, settles = [], [], []
+        forward, heads, settles, again = [], [], [], []
         for node in tree.level(s):
             n, host = node.n, layout.host_of[node.n]
             lift = Op("lift", n, (f"z{node.l}", *rule.side_inputs), (f"mu{n}",))
             settle = Op("settle", n, (), (f"s{n}",))
             if tree.is_spine(node):
+                at_sample = rule.at_sample(tree, node)
                 forward.append((host, [lift]))
-                heads.append((boundary, [Op("head", n, (f"mu{n}",), answers(n, rule))]))
+                received = []
+                if rule.beta > 0 or not at_sample:
+                    verb = "hint" if at_sample else "head"
+                    heads.append((boundary, [Op(verb, n, (f"mu{n}",), answers(n, rule))]))
+                    received = [Op("receive", n, answers(n, rule))]
+                if at_sample:
+                    again.append((boundary, [Op("head", n, (f"z{n}",), (f"h{n}",))]))
                 weigh = Op("weigh", n, (f"s{n}",), (f"z{n}", f"m{n}"))
-                settles.append((host, [Op("receive", n, answers(n, rule)), settle, weigh]))
+                settles.append((host, [*received, settle, weigh]))
             else:
                 r = node.r
                 weigh = Op("weigh", n, (f"s{n}", f"z{r}", f"m{r}"), (f"z{n}", f"m{n}"))
@@ -92,5 +118,6 @@ def sweep_waves(tree: Tree, rule: Rule, layout: Layout, piece: int) -> list[Wave
         wave(3 * s - 2, "forward", s, forward)
         wave(3 * s - 1, "head", s, heads)
         wave(3 * s, "settle", s, settles)
+        wave(3 * s, "again", s, again)
     wave(3 * tree.depth + 1, "head", 0, [(boundary, [Op("readout", 0, (f"z{tree.N - 1}",))])])
     return make_calls(rows, piece, layout.one_machine)

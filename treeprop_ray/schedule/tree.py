@@ -24,12 +24,18 @@ When a spine node and the head live apart, the head answers in a call of its own
 With beta = 0 the right block is not needed for z_n: its forward and backward (`answer`) stand
 aside and fill the time until the adjoints come.
 
+input=sample: the right loss is at z_n, so `predict` stands aside, and `answer` (beta > 0) is for
+the correction only. ce_at=sample: the head reads z_n, and with beta > 0 it is asked twice:
+
+    beta > 0    node: lift -> mu_n    hint -> g_n    node: receive, settle -> z_n
+                head -> h_n           node: hear, backward
+
 Tensors are named by what they are: z4 (state), mu4 (spine node's mu_fwd for the head), g4 (the
-head's answer), k4 (correction=vjp: of how many labels g4 is the mean), l2 and r2 (adjoints that
-node 2 hands to its parent for its z_l and z_r, its own contribution plus those of its
-descendants), c0, c1, … (what the stem gives to all blocks besides z_0; each host gets it once per
-piece). Adding up along the tree fixes the order of every sum, so results do not depend on the
-placement.
+head's answer), k4 (correction=vjp: of how many labels g4 is the mean), h4 (the head's answer at
+z4), l2 and r2 (adjoints that node 2 hands to its parent for its z_l and z_r, its own contribution
+plus those of its descendants), c0, c1, … (what the stem gives to all blocks besides z_0; each host
+gets it once per piece). Adding up along the tree fixes the order of every sum, so results do not
+depend on the placement.
 """
 
 from __future__ import annotations
@@ -49,13 +55,14 @@ class Phases:
     forward: list[Op]
     head: list[Op] = field(default_factory=list)
     settle: list[Op] = field(default_factory=list)
+    again: list[Op] = field(default_factory=list)  # the head once more, after z_n
     aside: list[Op] = field(default_factory=list)  # any time before the backward call
     backward: list[Op] = field(default_factory=list)
 
 
 def answers(n: int, rule: Rule) -> tuple[str, ...]:
     """What the head tells spine node n."""
-    summed = rule.beta > 0 and rule.correction == "vjp"
+    summed = rule.beta > 0 and rule.by_product
     return (f"g{n}", f"k{n}") if summed else (f"g{n}",)
 
 
@@ -117,14 +124,21 @@ class Flow:
         reads = (f"z{node.l}", *self.rule.side_inputs)
         return Op("lift", node.n, reads, (f"mu{node.n}",))
 
-    def head(self, node: Node) -> Op:
+    def head(self, node: Node, verb: str = "head") -> Op:
         n, told = node.n, answers(node.n, self.rule)
         if not self.heads:
-            return Op("head", n, (f"mu{n}",), told)
+            return Op(verb, n, (f"mu{n}",), told)
         if n not in self.heads:
             return Op("head_noted", n, (f"mu{n}",), told)
         back = (f"h{n}",) if self.rule.ce_weight(self.tree, node) > 0 else ()
         return Op("head_copy", n, (f"mu{n}", *self.share()[0].writes), told + back)
+
+    def head_at_sample(self, node: Node) -> list[Op]:
+        """The head's answer at z_n, in the head's host and in the node's."""
+        return [
+            Op("head", node.n, (f"z{node.n}",), (f"h{node.n}",)),
+            Op("hear", node.n, (f"h{node.n}",)),
+        ]
 
     def receive(self, node: Node) -> Op:
         return Op("receive", node.n, answers(node.n, self.rule))
@@ -137,14 +151,32 @@ class Flow:
         lift, settle = self.lift(node), self.settle(node)
         back = self.backward(node)
         now, later = ([], back) if self.awaits(node) else (back, [])
+        at_sample = self.rule.at_sample(self.tree, node)
         if not self.tree.is_spine(node):
             answer = Op("answer", node.n, (f"z{node.r}",))
+            if at_sample:
+                predict = Op("predict", node.n, (f"z{node.n}", f"z{node.r}"))
+                first = [lift, answer, settle] if self.rule.beta > 0 else [lift, settle]
+                if later:
+                    return Phases(first, aside=[predict], backward=later)
+                return Phases([*first, predict, *now])
             if self.rule.beta == 0 and later:  # z_n does not wait for the right block
                 return Phases([lift, settle], aside=[answer], backward=later)
             return Phases([lift, answer, settle, *now], backward=later)
         if not self.rule.asks_head(self.tree, node):
             return Phases([lift, settle, *now], backward=later)
         head, receive = self.head(node), self.receive(node)
+        if at_sample:
+            hint = self.head(node, "hint")
+            head, hear = self.head_at_sample(node)
+            if self.rule.beta == 0:
+                if self.apart(node):
+                    return Phases([lift, settle], [head], backward=[hear, *back])
+                return Phases([lift, settle, head, hear, *now], backward=later)
+            if self.apart(node):
+                first = [receive, settle]
+                return Phases([lift], [hint], first, again=[head], backward=[hear, *back])
+            return Phases([lift, hint, receive, settle, head, hear, *now], backward=later)
         if not self.apart(node):
             return Phases([lift, head, receive, settle, *now], backward=later)
         if self.rule.beta > 0:
@@ -197,6 +229,7 @@ def one_piece(
         heads = [(flow.head_at(node), flow.phases(node).head) for node in tree.level(s)]
         wave(3 * s - 1, "head", s, heads)
         wave(3 * s, "settle", s, [(h, ops.settle) for h, ops in rows])
+        wave(3 * s, "again", s, [(boundary, ops.again) for _, ops in rows])
         wave(3 * s, "aside", s, [(h, ops.aside) for h, ops in rows if h not in late])
     for s in range(D, 0, -1):
         rows = [(at[node.n], flow.phases(node)) for node in tree.level(s)]

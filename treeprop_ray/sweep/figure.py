@@ -9,7 +9,7 @@ from typing import Any
 
 from treeprop_ray.reporting.plot import plt, save
 from treeprop_ray.sweep.space import VALUE, Figure, show
-from treeprop_ray.sweep.table import Section
+from treeprop_ray.sweep.table import EPOCHS, Section
 
 
 def draw(sections: Sequence[Section], target: Path) -> bool:
@@ -19,7 +19,7 @@ def draw(sections: Sequence[Section], target: Path) -> bool:
     if wanted is None or not shown:
         return False
     fig, axes = plt.subplots(1, len(shown), figsize=(6.0 * len(shown), 4.2), squeeze=False)
-    kinds = {"heatmap": _heatmap, "curve": _curve, "bars": _bars}
+    kinds = {"heatmap": _heatmap, "curve": _curve, "bars": _bars, "scatter": _scatter}
     for ax, section in zip(axes[0], shown, strict=True):
         kinds[wanted.kind](ax, section, wanted)
         epochs = next(r["epochs"] for r in section.rows if r["status"] == "finished")
@@ -53,7 +53,8 @@ def _what(section: Section, wanted: Figure) -> str:
     split, path, kind = section.space.metric.split("/")
     unit = " (%)" if kind == "accuracy" else ""
     of = "" if VALUE in (wanted.x, wanted.y, *wanted.series) else f" of {path}"
-    return f"{split} {kind}{unit}{of}"
+    split, when = EPOCHS.get(split, (split, ""))
+    return f"{split} {kind}{unit}{of}{when}"
 
 
 def _heatmap(ax: Any, section: Section, wanted: Figure) -> None:
@@ -108,6 +109,28 @@ def _bars(ax: Any, section: Section, wanted: Figure) -> None:
     ax.grid(alpha=0.3, axis="y")
     if wanted.series:
         ax.legend(fontsize=8)
+
+
+def _scatter(ax: Any, section: Section, wanted: Figure) -> None:
+    """Every setting by two metrics; its name holds the axes in which the settings differ."""
+    points = [point for point, _ in section.expected]
+    varied = [k for k in section.space.axes if len({show(p[k]) for p in points}) > 1]
+    for point in points:
+        x, y = (section.values(point, metric) for metric in (wanted.x, wanted.y))
+        if not x or not y:
+            continue
+        at = (_mean(x), _mean(y))
+        ax.errorbar(*at, yerr=_spread(y), marker="o", capsize=3)
+        text = _text(section, varied, [point[k] for k in varied])
+        ax.annotate(text, at, xytext=(4, 4), textcoords="offset points", fontsize=6)
+    ax.set(xlabel=_metric(section, wanted.x), ylabel=_metric(section, wanted.y))
+    ax.grid(alpha=0.3)
+
+
+def _metric(section: Section, metric: str) -> str:
+    """What the table calls a metric."""
+    names = section.space.table.values.items()
+    return next((name for name, its in names if its == metric), metric)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -18,18 +18,11 @@ from omegaconf import OmegaConf
 
 from treeprop_ray import config, methods
 from treeprop_ray.config import RESUMABLE, Settings
-from treeprop_ray.errors import UserError
-from treeprop_ray.sweep.space import (
-    Axis,
-    Base,
-    Point,
-    Space,
-    check_axis,
-    check_seeds,
-    grid_points,
-    load_space,
-    show,
-)
+from treeprop_ray.errors import UserError, warn
+from treeprop_ray.run import files
+from treeprop_ray.run.folder import read_summary
+from treeprop_ray.sweep.parsing import check_axis, check_seeds, load_space
+from treeprop_ray.sweep.space import Axis, Base, Case, Point, Space, grid_points, show
 
 # of train, but not for a sweep: what to use instead
 TAKEN = {
@@ -38,6 +31,10 @@ TAKEN = {
     "name": "trials have names of their own; use storage=… for another folder",
     "fresh": "remove the sweep's folder to start anew",
 }
+COUNTED = (
+    "final", "epochs", "wall_seconds", "commit", "date", "hardware", "versions",
+    "parameters_deployed",
+)  # fmt: skip # of a summary: what a row needs
 FINISHED, STOPPED, FAILED, PART, NEW = "finished", "stopped", "failed", "part done", "new"
 
 
@@ -93,18 +90,19 @@ class Sweep:
     storage: str
     command: str = ""
     points: Sequence[Point] | None = None  # None: the grid; else drawn (optuna: none beforehand)
+    cases: Sequence[Case] = ()  # settings of some points; without what the user gave for all
 
     @property
     def name(self) -> str:
         """Name of the sweep's folder and tables; another base has its own."""
         if self.base == self.space.base:
             return self.space.name
-        return f"{self.space.name}-{Path(self.base).stem}"
+        return f"{self.space.name}-{config.experiment_title(self.base)}"
 
     @property
     def given(self) -> dict[str, str]:
         """The user's settings, without those that the sweep has for this base anyway."""
-        own = self.space.bases.get(Path(self.base).stem, Base()).settings
+        own = suited(self.space, self.base).settings
         return {k: v for k, v in self.words.items() if k not in own or show(own[k]) != v}
 
     @property
@@ -118,6 +116,7 @@ class Sweep:
         axes = [grid["epochs"] for grid in self.space.grids if "epochs" in grid]
         ends = [e for a in axes for e in (a if isinstance(a, list) else next(iter(a.values())))]
         said = ends or [self.words.get("epochs", self.layer.get("epochs", Settings().epochs))]
+        said += [case.settings["epochs"] for case in self.cases if "epochs" in case.settings]
         try:
             return max(map(int, said))
         except ValueError as e:
@@ -125,7 +124,15 @@ class Sweep:
 
     def trial(self, point: Point, seed: int) -> Trial:
         """The run of a setting and a seed; a setting that makes no sense is a UserError."""
-        values = {**self.words, **{k: show(v) for k, v in point.items()}, "seed": str(seed)}
+        extra = {
+            k: show(v) for case in self.cases if case.fits(point) for k, v in case.settings.items()
+        }
+        values = {
+            **self.words,
+            **extra,
+            **{k: show(v) for k, v in point.items()},
+            "seed": str(seed),
+        }
         words = [f"{k}={v}" for k, v in values.items()]
         base = ("", OmegaConf.create(dict(self.layer)))
         try:
@@ -136,13 +143,25 @@ class Sweep:
             raise UserError(f"sweep={self.space.name} base={self.base}, {text}: {e}") from e
         settings.experiment = self.base
         short = [f"{k.rpartition('.')[2]}_{show(v)}" for k, v in point.items()]
-        protocol = digest(settings, leave_out={*point, "seed"})
+        protocol = digest(settings, leave_out={*point, "seed"}, beside=self.case_text)
         settings.name = "-".join([*short, f"s{seed}", digest(settings)]).replace("/", "_")
         settings.out = str(self.folder)
         command = shlex.join(
             ["python", "-m", "treeprop_ray.train", f"experiment={self.base}", *words]
         )
         return Trial(point, seed, settings, command, protocol)
+
+    @property
+    def case_keys(self) -> list[str]:
+        """Settings that depend on the point without being an axis."""
+        return list(dict.fromkeys(key for case in self.cases for key in case.settings))
+
+    @property
+    def case_text(self) -> dict[str, str]:
+        """The cases, and what holds where none of them does; empty without cases."""
+        base = OmegaConf.create(dict(self.layer))
+        usual = {k: self.words.get(k, show(OmegaConf.select(base, k))) for k in self.case_keys}
+        return {**usual, **{str(c.where): str(c.settings) for c in self.cases}}
 
     def all_points(self) -> list[Point]:
         """All settings that are known beforehand; an open-ended search knows none."""
@@ -156,16 +175,22 @@ class Sweep:
                 yield self.trial(point, seed)
 
 
-def digest(settings: Settings, leave_out: Collection[str] = ()) -> str:
+def digest(
+    settings: Settings, leave_out: Collection[str] = (), beside: Mapping[str, str] | None = None
+) -> str:
     """Names what is computed. Only settings that are not at their default count, so that a
-    setting which the program gains later changes no name."""
+    setting which the program gains later changes no name. `beside` has its own text for keys."""
+    beside = beside or {}
     default = {k: v for k, _, v in config.walk(Settings())}
     counted = {
         k: show(v)
         for k, _, v in config.walk(settings)
-        if (k not in RESUMABLE or k in config.LENGTH) and k not in leave_out and v != default[k]
+        if (k not in RESUMABLE or k in config.LENGTH)
+        and k not in {*leave_out, *beside}
+        and v != default[k]
     }
-    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:6]
+    text = json.dumps({**counted, **beside}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def resolve(
@@ -175,12 +200,13 @@ def resolve(
     space = load_space(sweep)
     base = base or space.base
     try:
-        layer = OmegaConf.to_container(config.read_yaml(config.experiment_file(base), base))
+        layer = OmegaConf.to_container(config.experiment_layer(base))
     except UserError as e:
         raise UserError(str(e).replace("experiment=", "base=")) from e
     file = cast("dict[str, Any]", layer)
-    suit = space.bases.get(Path(base).stem, Base())
-    grids = [{key: suit.space.get(key, axis) for key, axis in grid.items()} for grid in space.grids]
+    suit = suited(space, base)
+    own = suit.grids or space.grids
+    grids = [{key: suit.space.get(key, axis) for key, axis in grid.items()} for grid in own]
     words = {k: show(v) for k, v in suit.settings.items()}
     for word in overrides:
         key, _, text = word.partition("=")
@@ -190,9 +216,25 @@ def resolve(
             grids = _narrow(grids, key, check_axis(key, _value(text)))
         else:
             words[key] = text
+    given = {word.partition("=")[0] for word in overrides}
     chosen = list(space.seeds) if seeds is None else check_seeds("seeds", seeds)
-    space = replace(space, grids=grids, written=space.grids)
-    return Sweep(space, base, file, words, chosen, storage, command)
+    space = replace(space, grids=grids, written=own)
+    return Sweep(space, base, file, words, chosen, storage, command, cases=_left(suit.cases, given))
+
+
+def _left(cases: Sequence[Case], given: Collection[str]) -> list[Case]:
+    """Cases without the settings that the user gave, which are for all points."""
+    left = [
+        Case(case.where, {k: v for k, v in case.settings.items() if k not in given})
+        for case in cases
+    ]
+    return [case for case in left if case.settings]
+
+
+def suited(space: Space, base: str) -> Base:
+    """What a base needs to suit a sweep; a+b needs what a does, unless the sweep names it."""
+    title = config.experiment_title(base)
+    return space.bases.get(title) or space.bases.get(title.partition("+")[0], Base())
 
 
 def _narrow(grids: list[dict[str, Axis]], key: str, values: Axis) -> list[dict[str, Axis]]:
@@ -228,8 +270,13 @@ def past_trials(sweep: Sweep) -> list[Trial]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON file, or None where there is none that can be read."""
-    try:
-        return cast("dict[str, Any]", json.loads(path.read_text()))
-    except (OSError, ValueError):
+    """A mapping of a JSON file, or None where there is none; one that is damaged is said."""
+    if not path.is_file():
         return None
+    try:
+        is_summary = path.name == "summary.json"
+        found = read_summary(path.parent, *COUNTED) if is_summary else files.read_json(path)
+    except UserError as e:
+        warn(str(e))
+        return None
+    return found if isinstance(found, dict) else None

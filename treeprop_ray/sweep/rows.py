@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treeprop_ray.errors import UserError
+from treeprop_ray.run.files import write_whole
 from treeprop_ray.sweep.plan import (
     FAILED,
     FINISHED,
@@ -30,7 +31,10 @@ LAST = [
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a run: <split>/<path>/<kind>, leak, parameters_deployed.
+    """The figures of a run: <split>/<path>/<kind>, leak, correction_ratio, parameters_deployed.
+
+    The path `spine` is the longest one along the spine. work and critical_path are those of the
+    mean step, in layers.
 
     best/full/<kind> is of the test split too, at the epoch with the best validation score. With
     eval_test=true there are highest/full/<kind>, the best test score, and late/full/<kind>, the
@@ -38,14 +42,19 @@ def flat(summary: Mapping[str, Any]) -> dict[str, float]:
     """
     figures: dict[str, float] = {}
     for split, by_path in summary["final"].items():
-        for path, score in by_path.items():
+        named = dict(by_path)
+        if spines := [path for path in by_path if path.startswith("spine-")]:
+            named["spine"] = by_path[max(spines, key=lambda name: int(name.partition("-")[2]))]
+        for path, score in named.items():
             figures.update({f"{split}/{path}/{kind}": value for kind, value in score.items()})
     best = summary.get("best_validation", {}).get("test", {})
     figures.update({f"best/full/{kind}": value for kind, value in best.items()})
     for name, score in summary.get("test_by_epoch", {}).items():
         figures.update({f"{name}/full/{k}": v for k, v in score.items() if k != "epoch"})
-    if summary.get("leak") is not None:
-        figures["leak"] = summary["leak"]
+    for name in ("leak", "correction_ratio"):
+        if summary.get(name) is not None:
+            figures[name] = summary[name]
+    figures.update(summary.get("cost", {}))
     figures["parameters_deployed"] = summary["parameters_deployed"]
     return figures
 
@@ -62,6 +71,10 @@ def figure(metric: str, value: float) -> str:
     """How a figure is shown: accuracies in percent."""
     if metric.endswith("/accuracy"):
         return f"{100 * value:.2f}"
+    if metric == "correction_ratio":
+        return f"{value:.2g}"
+    if metric in ("work", "critical_path"):
+        return f"{value:g}"
     return f"{value:,.0f}" if metric.startswith("parameters") else f"{value:.3f}"
 
 
@@ -149,17 +162,22 @@ def _order(key: str) -> tuple[int, str]:
 
 
 def _plain(key: str) -> int:
-    return 3 if key in ("leak", "parameters_deployed") else 0
+    plain = ("leak", "correction_ratio", "parameters_deployed", "work", "critical_path")
+    return 3 if key in plain else 0
 
 
 def command_log(folder: Path) -> list[str]:
     """The tune commands that a sweep's folder has seen, oldest first."""
     log = read_json(folder / "commands.json") or {}
-    return list(log.get("commands", []))
+    commands = log.get("commands", [])
+    if not isinstance(commands, list) or not all(isinstance(c, str) for c in commands):
+        raise UserError(f"{folder / 'commands.json'}: is damaged: commands must be a list of texts")
+    return commands
 
 
 def log_command(folder: Path, command: str) -> None:
     """Note a tune command, so that `report` knows which runs belong together."""
     folder.mkdir(parents=True, exist_ok=True)
     known = [c for c in command_log(folder) if c != command]
-    (folder / "commands.json").write_text(json.dumps({"commands": [*known, command]}, indent=2))
+    log = json.dumps({"commands": [*known, command]}, indent=2)
+    write_whole(folder / "commands.json", log)

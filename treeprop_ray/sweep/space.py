@@ -5,10 +5,16 @@
     base: digits                      the experiment behind every trial
     bases:                            what a base needs to suit this sweep; `base=` picks another
       digits: {settings: {epochs: 10}, space: {time.depth: [4, 5]}}
+      cifar10_vit: {cases: [{where: {method: bp}, settings: {lr: 0.001}}]}
+                                      `space` has new values for some axes, or (a list) all grids
+                                      anew; `cases` are settings of some points only, which stand
+                                      in one table with the others
     space: {alpha: [0, 0.5, 1]}       axes; a list of such mappings is a union of grids
     exclude: [{alpha: 0, beta: 0}]    settings that are left out
     seeds: [1, 2, 3]
-    metric: test/full/accuracy        <split>/<path>/<accuracy|loss|perplexity>, or leak;
+    metric: test/full/accuracy        <split>/<path>/<accuracy|loss|perplexity>, leak,
+                                      correction_ratio, parameters_deployed, work or
+                                      critical_path; spine is the longest spine path;
                                       best/full/… is of the test split, at the best validation
                                       epoch; with eval_test=true also highest/full/…, the best test
                                       score, and late/full/…, the mean of the last ten epochs
@@ -23,20 +29,15 @@ With search=random or optuna an axis may also be a range: `lr: {loguniform: [1e-
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from treeprop_ray.config import Settings, read_yaml, spaces, walk
 from treeprop_ray.errors import UserError
 
 RANGES = ("uniform", "loguniform", "randint")
-FIGURES = ("heatmap", "curve", "bars")
+FIGURES = ("heatmap", "curve", "bars", "scatter")
 VALUE = "value"  # the axis of a table that runs over its metrics
 
 Axis = list[Any] | dict[str, list[Any]]  # values, or a range such as {uniform: [0, 1]}
@@ -44,11 +45,25 @@ Point = Mapping[str, Any]  # a value for each axis
 
 
 @dataclass(frozen=True)
+class Case:
+    """Settings that go with some points: a method's own learning rate, say."""
+
+    where: Mapping[str, Sequence[Any]]  # axis -> its values that this is for
+    settings: Mapping[str, Any]
+
+    def fits(self, point: Point) -> bool:
+        """Whether a point is one of those."""
+        return all(any(same(point.get(k), v) for v in vs) for k, vs in self.where.items())
+
+
+@dataclass(frozen=True)
 class Base:
     """What a base experiment needs to suit the sweep."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    space: Mapping[str, Axis] = field(default_factory=dict)
+    space: Mapping[str, Axis] = field(default_factory=dict)  # new values of some axes
+    grids: Sequence[Mapping[str, Axis]] = ()  # in place of the sweep's own
+    cases: Sequence[Case] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """heatmap: x, y; curve and bars: x, and a line or bar for each setting of the axes `series`."""
+    """heatmap: x, y; curve and bars: x, and a line or bar for each setting of the axes `series`;
+    scatter: every setting by two metrics, x and y."""
 
     kind: str
     x: str
@@ -142,155 +158,6 @@ def show(value: Any) -> str:
     if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
     return "null" if value is None else str(value)
-
-
-def load_space(name: str) -> Space:
-    """A shipped sweep by its name, or the user's own by its path."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else spaces.folder() / f"{name}.yaml"
-    if not path.is_file():
-        raise UserError(
-            f"sweep={name}: one of {', '.join(spaces.shipped())}, or a path of a file that ends "
-            "in .yaml"
-        )
-    loaded = OmegaConf.to_container(read_yaml(path, f"sweep={name}"))
-    assert isinstance(loaded, dict)
-    return parse(path.stem, path.name, loaded)
-
-
-def parse(name: str, source: str, loaded: Mapping[Any, Any]) -> Space:
-    """Check what a file says and make a Space of it."""
-
-    def bad(text: str) -> UserError:
-        return UserError(f"{source}: {text}")
-
-    known = {
-        "title", "about", "base", "bases", "space", "exclude", "seeds", "metric", "mode", "table",
-        "labels", "figure", "paper",
-    }  # fmt: skip
-    _only(source, "", loaded, known)
-    for key in ("base", "space"):
-        if not loaded.get(key):
-            raise bad(f"{key} is missing")
-    given = loaded["space"] if isinstance(loaded["space"], list) else [loaded["space"]]
-    grids = [_axes(source, "space", grid) for grid in given]
-    if any(grid.keys() != grids[0].keys() for grid in grids):
-        raise bad("space: all grids need the same keys")
-    grids = [{key: grid[key] for key in grids[0]} for grid in grids]  # the order names the runs
-    bases = {}
-    for base, parts in (loaded.get("bases") or {}).items():
-        _only(source, f"bases.{base}.", parts or {}, {"settings", "space"})
-        parts = parts or {}
-        extra = _axes(source, f"bases.{base}.space", parts.get("space") or {})
-        settings = parts.get("settings") or {}
-        _settings_keys(source, f"bases.{base}.settings", settings)
-        bases[str(base)] = Base(settings, extra)
-    metric, mode = loaded.get("metric", "test/full/accuracy"), loaded.get("mode", "max")
-    if mode not in ("max", "min"):
-        raise bad(f"mode={mode}: one of max, min")
-    seeds = check_seeds(f"{source}: seeds", loaded.get("seeds", [1]))
-    table = _table(source, loaded.get("table") or {}, list(grids[0]), metric)
-    figure = _figure(source, loaded["figure"], list(grids[0])) if loaded.get("figure") else None
-    papers = []
-    for entry in loaded.get("paper") or ():
-        _only(source, "paper.", entry, {"about", "base", "cells"})
-        papers.append(Paper(**entry))
-    exclude = [dict(e) for e in loaded.get("exclude") or ()]
-    return Space(
-        name=name,
-        title=loaded.get("title", name),
-        about="\n\n".join(" ".join(p.split()) for p in str(loaded.get("about", "")).split("\n\n")),
-        base=str(loaded["base"]),
-        bases=bases,
-        grids=grids,
-        exclude=exclude,
-        seeds=seeds,
-        metric=metric,
-        mode=mode,
-        table=table,
-        labels=loaded.get("labels") or {},
-        figure=figure,
-        paper=papers,
-    )
-
-
-def check_seeds(what: str, given: Any) -> list[int]:
-    """A list of different seeds."""
-    values = given if isinstance(given, list) else [given]
-    whole = all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in values)
-    if not values or not whole or len(set(values)) < len(values):
-        raise UserError(f"{what}={given}: a list of different whole numbers, e.g. [1,2,3]")
-    return list(values)
-
-
-def _table(source: str, given: Mapping[str, Any], axes: Sequence[str], metric: str) -> Table:
-    _only(source, "table.", given, {"rows", "columns", "values"})
-    values = given.get("values") or {metric: metric}
-    rows = list(given.get("rows") or axes)
-    columns = list(given.get("columns") or ())
-    if VALUE not in (*rows, *columns):
-        columns.append(VALUE)
-    for key in (*rows, *columns):
-        if key not in (*axes, VALUE):
-            raise UserError(f"{source}: table: {key} is no axis; axes: {', '.join(axes)}")
-    missing = [key for key in axes if key not in (*rows, *columns)]
-    if missing:
-        raise UserError(f"{source}: table: {', '.join(missing)} is in neither rows nor columns")
-    return Table(rows, columns, values)
-
-
-def _figure(source: str, given: Mapping[str, Any], axes: Sequence[str]) -> Figure:
-    _only(source, "figure.", given, {"kind", "x", "y", "series", "scale"})
-    series = given.get("series") or []
-    made = Figure(**{**given, "series": series if isinstance(series, list) else [series]})
-    if made.kind not in FIGURES:
-        raise UserError(f"{source}: figure.kind={made.kind}: one of {', '.join(FIGURES)}")
-    used = {made.x, made.y, *made.series} - {"", VALUE}
-    if used != set(axes):
-        raise UserError(
-            f"{source}: figure: x, y and series must be the axes {', '.join(axes)}; got "
-            f"{', '.join(sorted(used))}"
-        )
-    return made
-
-
-def _only(source: str, prefix: str, given: Any, known: set[str]) -> None:
-    if not isinstance(given, Mapping):
-        raise UserError(f"{source}: {prefix.rstrip('.')}={given}: must hold key: value lines")
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(known))}"
-            raise UserError(f"{source}: unknown key {prefix}{key}; {hint}")
-
-
-def _axes(source: str, where: str, given: Any) -> dict[str, Axis]:
-    if not isinstance(given, Mapping):
-        raise UserError(f"{source}: {where}={given}: must hold key: [values] lines")
-    _settings_keys(source, where, given)
-    return {str(key): check_axis(f"{source}: {key}", axis) for key, axis in given.items()}
-
-
-def _settings_keys(source: str, where: str, given: Mapping[Any, Any]) -> None:
-    known = [key for key, _, _ in walk(Settings())]
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"{source}: {where}: {key} is no setting of train{hint}")
-
-
-def check_axis(what: str, axis: Any) -> Axis:
-    """The values of an axis, or a range."""
-    if isinstance(axis, Mapping):
-        kind = next(iter(axis), "")
-        ends = axis.get(kind)
-        if len(axis) == 1 and kind in RANGES and isinstance(ends, list) and len(ends) == 2:
-            return {str(kind): ends}
-        raise UserError(f"{what}={dict(axis)}: a list, or one of {', '.join(RANGES)} with two ends")
-    values = list(axis) if isinstance(axis, list) else [axis]
-    if not values or len({show(v) for v in values}) < len(values):
-        raise UserError(f"{what}={axis}: needs different values, at least one")
-    return values
 
 
 def grid_points(space: Space) -> Iterator[Point]:

@@ -20,6 +20,11 @@ EPOCHS = {
     "highest": ("highest test", " of all epochs"),
     "late": ("mean test", " over the last ten epochs"),
 }
+PLAIN = {
+    "leak": "leak: clean minus tree cross-entropy at the end",
+    "correction_ratio": "ratio: norm of beta * correction over that of the forward estimate at the "
+    "end, all nodes together",
+}
 NOT_RUN, NO_CELL = "not run", "-"
 Key = tuple[Any, ...]
 
@@ -128,8 +133,9 @@ def _place(section: Section, axes: Sequence[str]) -> Callable[[Key], list[int]]:
 
 def paper_of(section: Section) -> Paper | None:
     """The paper's figures for this base; else its first ones, to compare the pattern."""
-    papers = section.space.paper
-    return next((p for p in papers if p.base == section.sweep.base), papers[0] if papers else None)
+    papers, base = section.space.paper, section.sweep.base
+    twins = (base, base.removesuffix("_small"))  # a small twin is compared with the large one
+    return next((p for p in papers if p.base in twins), papers[0] if papers else None)
 
 
 def table_of(section: Section) -> str:
@@ -255,9 +261,16 @@ def _spread(section: Section) -> str:
 
 def _settings(section: Section, row: Row) -> str:
     """What the runs of a section have in common beyond the base experiment's file."""
-    known = {"experiment", "seed", "log_every", *section.space.axes}
+    sweep = section.sweep
+    known = {"experiment", "seed", "log_every", *section.space.axes, *sweep.case_keys}
     words = shlex.split(row["command"])[3:]  # python -m treeprop_ray.train
-    return " ".join(f"`{w}`" for w in words if w.partition("=")[0] not in known)
+    usual = [w for w in words if w.partition("=")[0] not in known]
+    usual += [f"{k}={v}" for k, v in sweep.words.items() if k in sweep.case_keys]
+    texts = [" ".join(f"`{w}`" for w in usual)]
+    for case in sweep.cases:
+        where = " and ".join(f"{k}={' or '.join(map(show, vs))}" for k, vs in case.where.items())
+        texts.append(f"{where}: " + " ".join(f"`{k}={show(v)}`" for k, v in case.settings.items()))
+    return "; ".join(filter(None, texts))
 
 
 def _distinct(section: Section, key: str, status: str) -> list[str]:
@@ -268,7 +281,7 @@ def _metric_text(metric: str) -> str:
     """test/full/accuracy -> test accuracy (%), full chain."""
     parts = metric.split("/")
     if len(parts) != 3:
-        return "leak: clean minus tree cross-entropy at the end" if metric == "leak" else metric
+        return PLAIN.get(metric, metric)
     unit = " (%)" if parts[2] == "accuracy" else ""
     split, when = EPOCHS.get(parts[0], (parts[0], ""))
     return f"{split} {parts[2]}{unit} of {parts[1]}{when}"

@@ -13,7 +13,7 @@ Gradients = Sequence[Tensor | None]
 Result = TypeVar("Result")
 
 
-class Ledger:
+class HeadSums:
     """The gradients of some parameters in one step.
 
     Autograd adds to `.grad` at once. Here each call's gradients are kept apart until those of all

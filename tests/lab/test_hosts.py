@@ -1,0 +1,21 @@
+"""Hosts with addresses of their own (root only): what only a real network can do to a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.__main__ import on_hosts
+from lab.switch import possible
+
+if why := possible():
+    pytest.skip(f"hosts in network namespaces: skipped ({why})", allow_module_level=True)
+
+
+@pytest.mark.slow
+def test_two_hosts_that_cannot_reach_each_other_do_not_end_the_run(tmp_path: Path) -> None:
+    """Both reach the head, so Ray counts both as alive."""
+    (run,) = on_hosts(16, tmp_path, kinds=["cut_pair"], transports=["store"])
+    assert run.complaints == [] and run.happened
+    assert "cannot reach each other; going on without" in (run.folder / "driver.log").read_text()

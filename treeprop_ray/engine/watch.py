@@ -1,0 +1,75 @@
+"""The watch over the Ray that a run depends on.
+
+When the head, its control store or this machine's raylet is gone, `ray.get` waits for minutes, and
+Ray then ends the process without a word. The watch says one line before, and ends it itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import ray
+
+EVERY = 1.0  # seconds between looks
+PATIENCE = {"control store": 10, "raylet": 2}  # looks in a row that must fail
+
+
+class Watch(threading.Thread):
+    """Looks whether Ray is there; `told` says what a user needs to know if it is not."""
+
+    def __init__(self, told: Callable[[], str]) -> None:
+        super().__init__(daemon=True, name="watch over Ray")
+        self.told, self._over = told, threading.Event()
+        node = ray._private.worker._global_node
+        self.gcs: str = ray.get_runtime_context().gcs_address
+        self.raylet = str(node.raylet_socket_name) if node is not None else ""
+        self.failed = dict.fromkeys(PATIENCE, 0)
+
+    def run(self) -> None:
+        """Look until it is over."""
+        while not self._over.wait(EVERY):
+            if gone := self.look():
+                self.end(gone)
+
+    def look(self) -> str:
+        """What has been gone for too long; empty if all is well."""
+        there = {
+            "control store": reached(self.gcs),
+            "raylet": not self.raylet or reached(self.raylet),
+        }
+        for name, found in there.items():
+            self.failed[name] = 0 if found else self.failed[name] + 1
+        return next((name for name in there if self.failed[name] >= PATIENCE[name]), "")
+
+    def end(self, gone: str) -> None:
+        """One line, and out: nothing that asks Ray would come back."""
+        where = self.gcs if gone == "control store" else "this machine"
+        print(f"failed: Ray's {gone} ({where}) is gone; {self.told()}", file=sys.stderr, flush=True)
+        node = ray._private.worker._global_node
+        if node is not None and node.is_head():  # our own: nothing of it is left behind
+            with contextlib.suppress(Exception):
+                node.kill_all_processes(check_alive=False, allow_graceful=False)
+        os._exit(1)
+
+    def stop(self) -> None:
+        """No more looks."""
+        self._over.set()
+
+
+def reached(address: str) -> bool:
+    """Whether somebody listens at host:port, or at the path of a socket."""
+    is_path = address.startswith("/")
+    family = socket.AF_UNIX if is_path else socket.AF_INET
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.settimeout(2.0)
+            probe.connect(address if is_path else (host, int(port)))
+        return True
+    except (OSError, ValueError):
+        return False
