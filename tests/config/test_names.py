@@ -99,5 +99,7 @@ def test_other_names_are_refused(key: str, value: str) -> None:
 
 
 def test_closed_lists_stay_closed() -> None:
-    with pytest.raises(UserError, match=r"^correction=own:mine: one of mean, vjp, normalised, clipped$"):
+    with pytest.raises(
+        UserError, match=r"^correction=own:mine: one of mean, vjp, normalised, clipped$"
+    ):
         config.load(["correction=own:mine"])
