@@ -19,7 +19,7 @@ test: $(STAMP)
 reproduce: $(STAMP)
 	$(BIN)/python -m treeprop_ray.tune sweep=$(TABLE) $(ARGS)
 
-# changes one line of the core at a time; every change must make a test fail (about ten minutes)
+# changes one line of the core at a time; every change must make a test fail (about half a minute each)
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants.py $(ARGS_MUTANTS)
 

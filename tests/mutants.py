@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # what runs first | what runs if that has passed
 WIDE = "tests/core tests/theory/test_theory.py tests/methods/test_cff.py tests/data/test_data.py"
-CORE = f"tests/core/test_backward.py tests/core/test_node.py | {WIDE}"
+CORE = f"tests/core/test_node.py tests/core/test_backward.py | {WIDE}"
 FACTOR = f"tests/core/test_backward.py tests/theory/test_theory.py | {WIDE}"
 OPTIM = f"tests/core/test_optim.py | {WIDE} tests/run/test_train.py"
 RNG = f"tests/core/test_rng.py | {WIDE}"
