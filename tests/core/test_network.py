@@ -81,7 +81,7 @@ def test_auxiliary_blocks_follow_changing_shapes() -> None:
         ([nn.Linear(5, 5), nn.Linear(4, 5)], nn.Linear(5, 3), "block 2: does not take"),
         ([nn.Linear(5, 5)], nn.Linear(4, 3), "head: does not take an input of shape"),
         ([], nn.Linear(5, 3), "at least one block"),
-        ([Named()], nn.Linear(5, 3), "block 1: must return one tensor, not dict"),
+        ([Named()], nn.Linear(5, 3), "block 1: returns z; the state must be named"),
         (
             [nn.Linear(5, 6), nn.Linear(6, 7), nn.Linear(7, 8)],
             nn.Linear(8, 3),

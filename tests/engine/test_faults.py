@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,14 +149,11 @@ class DeadlyDisk(Disk):
         super().__init__(root)
         self.folder, self.blows = folder, blows
 
-    def put(self, name: str, fill: Callable[[Path], None]) -> None:
-        def deadly(made: Path) -> None:
-            for k, blow in enumerate(self.blows):
-                if blow.phase == "checkpoint" and int(name[5:]) >= blow.step:
-                    strike(self.folder, k, blow)
-            fill(made)
-
-        super().put(name, deadly)
+    def begin(self, name: str) -> str:
+        for k, blow in enumerate(self.blows):
+            if blow.phase == "checkpoint" and int(name[5:]) >= blow.step:
+                strike(self.folder, k, blow)
+        return super().begin(name)
 
 
 KINDS = ["boundary", "node-3", "node-4", "node-5", "node-1", "node-2"]  # N = 6: 3-4-5 is the spine
@@ -245,6 +242,7 @@ def test_after_too_many_failures_the_run_stops_and_names_the_checkpoint(
     class Strike(Callback):
         def on_step(self, run: Trainer, done: int) -> None:
             if done == 5:
+                run._settle(wait=True)  # the checkpoint of step 4 is written meanwhile
                 os.kill(pids()["host-1"], signal.SIGKILL)
 
     words = [*WORDS, "engine=ray", "placement=packed", "hosts=2", "max_failures=0", "steps=20",

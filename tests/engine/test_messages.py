@@ -199,6 +199,6 @@ def test_a_user_error_of_an_actor_keeps_its_kind(local_ray: None) -> None:
     def refuse() -> None:
         raise UserError("data.root=x: no such folder")
 
-    actor = HostActor(Role("r/host-0", "", refuse, (), 1, 1, False))  # type: ignore[arg-type]
+    actor = HostActor(Role("r/host-0", "", refuse, (), 1, 1))  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"data.root=x: no such folder \(actor r/host-0\)"):
         actor.ready()

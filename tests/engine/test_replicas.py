@@ -84,7 +84,6 @@ def cases(draw: st.DrawFn) -> tuple[list[str], int, int, list[str]]:
         f"beta={draw(st.sampled_from([0.0, 0.4]))}",
         f"objective={draw(st.sampled_from(['node', 'node_all_ce', 'final_ce']))}",
         f"target_gradient={draw(st.sampled_from(['true', 'false']))}",
-        f"finish={draw(st.sampled_from([0, 0.95]))}",  # one step of the tree, two of the chain
         f"input={draw(st.sampled_from(['mean', 'sample']))}",
         f"ce_at={draw(st.sampled_from(['mean', 'sample']))}",
     ]  # fmt: skip

@@ -166,6 +166,11 @@ class Method(ABC):
                 f"{given}: method={settings.method} compares all samples of a batch with each "
                 "other; use replicas=1"
             )
+        if settings.finish:
+            raise UserError(
+                f"{given}: finish={settings.finish} adds up gradients in another order; use one of "
+                "the two"
+            )
         if settings.engine == "train":
             raise UserError(f"{given}: engine=train has `hosts` workers; use replicas=1")
 

@@ -108,7 +108,8 @@ class TreeProp(BlockMethod):
 
     def pass_at(self, job: Job, step: int) -> str:
         """Backpropagation in the last steps, if the settings say so."""
-        return STEP if step < finish_of(job.settings, job.total_steps) else FINISH
+        tree = not job.settings.finish or step < finish_of(job.settings, job.total_steps)
+        return STEP if tree else FINISH
 
     def stages(self, job: Job) -> dict[str, dict[str, int]] | None:
         """The tree, and the path at the end."""
