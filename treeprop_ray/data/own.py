@@ -56,16 +56,21 @@ def own_set(
         raise UserError(f"data: splits must be named train, validation and test, not {have}")
     train = source_of(given["train"], columns, batch, "train", joined)
     example = _example(train)
-    known = classes > 0 or example.y.ndim == 1  # those of tokens in training may not be all
+    guessed = classes == 0
     classes = classes or classes_of(given["train"], columns, train)
     none = example.take(slice(0, 0))
     validation, test = (
         none if given.get(name) is None else held_out(given[name], columns, name, example)
         for name in SPLITS[1:]
     )
+    if guessed and classes and example.y.ndim > 1 and not example.y.is_floating_point():
+        held = [
+            int(s.y.max()) + 1 for s in (validation, test) if isinstance(s, Split) and s.y.numel()
+        ]
+        classes = max(classes, *held, 0)  # not every token is in the training split
     for name, split in zip(SPLITS, (train, validation, test), strict=True):
         if isinstance(split, Split):
-            check_labels(targets(split.y), classes if known else 0, name, whole=True)
+            check_labels(targets(split.y), classes, name, whole=True)
             check_finite(split.x, name)
     dtype = example.x.dtype if example.x.is_floating_point() else torch.float32
     return DataSet("own", train, validation, test, classes, Tensor.clone, dtype, own=True)
