@@ -145,8 +145,8 @@ def possible() -> str:
     if not os.path.exists("/dev/net/tun"):
         return "needs /dev/net/tun"
     try:
-        ip("netns", "add", "treeprop-try")
-        ip("netns", "del", "treeprop-try")
+        ip("netns", "add", name := f"treeprop-try-{os.getpid()}")
+        ip("netns", "del", name)
     except (OSError, subprocess.CalledProcessError):
         return "needs iproute2 and network namespaces"
     return ""

@@ -9,8 +9,11 @@ import pytest
 from lab.__main__ import on_hosts
 from lab.switch import possible
 
-if why := possible():
-    pytest.skip(f"hosts in network namespaces: skipped ({why})", allow_module_level=True)
+
+@pytest.fixture(scope="module", autouse=True)
+def hosts_are_possible() -> None:
+    if why := possible():
+        pytest.skip(f"hosts in network namespaces: skipped ({why})")
 
 
 @pytest.mark.slow

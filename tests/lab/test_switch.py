@@ -9,12 +9,15 @@ import pytest
 
 from lab.switch import Link, Switch, possible
 
-if why := possible():
-    pytest.skip(f"hosts in network namespaces: skipped ({why})", allow_module_level=True)
+
+@pytest.fixture(scope="module", autouse=True)
+def hosts_are_possible() -> None:
+    if why := possible():
+        pytest.skip(f"hosts in network namespaces: skipped ({why})")
 
 
 @pytest.fixture(scope="module")
-def switch() -> Iterator[Switch]:
+def switch(hosts_are_possible: None) -> Iterator[Switch]:
     made = Switch(3)
     yield made
     made.close()
