@@ -125,11 +125,11 @@ def test_a_stream_over_the_stream_transport_equals_one_process(
 def test_a_sweep_over_own_data_equals_runs_of_the_same_settings(
     command: Command, tmp_path: Path, local_ray: None
 ) -> None:
-    own = "data.name: own_tasks:regression, model.name: own_tasks:regressor, loss.name: mse"
+    own = 'data.name: "own_tasks:regression", model.name: "own_tasks:regressor", loss.name: mse'
     space = tmp_path / "mine.yaml"
     space.write_text(
         "title: mine\nbase: digits\nbases: {digits: {settings: {family: gaussian, batch: 16, "
-        f"epochs: 2, {own}}}}}\nspace: {{lr: [0.01, 0.001]}}\nseeds: [1]\n"
+        f"epochs: 2, {own}}}}}}}\nspace: {{lr: [0.01, 0.001]}}\nseeds: [1]\n"
         "metric: validation/full/loss\n"
     )
     done = command("tune", f"sweep={space}", f"storage={tmp_path / 's'}", f"out={tmp_path / 'o'}")
