@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
-import ray
 import torch
 from conftest import engine_of
+from simulated import machines
 
 from treeprop_ray import config, data
 from treeprop_ray.config import Settings
@@ -32,23 +27,6 @@ def test_the_same_pieces_in_other_hands(
     settings: Settings, expected: list[tuple[int, int]]
 ) -> None:
     assert [(s.replicas, s.microbatches) for s in recut(settings)] == expected
-
-
-@contextmanager
-def machines(count: int) -> Iterator[tuple[Any, list[Any]]]:
-    """A cluster of simulated machines with a CPU each; the driver is on the first."""
-    from ray.cluster_utils import Cluster
-
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        others = [cluster.add_node(num_cpus=1) for _ in range(count - 1)]
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        yield cluster, others
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 def test_a_cluster_grows_from_two_to_four_machines_and_falls_back_to_one() -> None:

@@ -19,6 +19,7 @@ import torch
 from conftest import engine_of
 from ray import cloudpickle
 from ray._private.internal_api import node_stats
+from simulated import machines
 
 from treeprop_ray import config, data
 from treeprop_ray.engine import driver, runtime
@@ -319,24 +320,6 @@ def test_after_300_steps_memory_is_flat(local_ray: None) -> None:
 # -- a whole machine ------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def machines(count: int) -> Iterator[tuple[Any, list[Any]]]:
-    """A cluster of simulated machines; the driver is on the first."""
-    from ray.cluster_utils import Cluster
-
-    runtime.stop()  # the one that this module's other tests share
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        others = [cluster.add_node(num_cpus=1) for _ in range(count - 1)]
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        yield cluster, others
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-
-
 def test_a_machine_of_three_is_lost_and_the_run_goes_on_with_two(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -345,6 +328,7 @@ def test_a_machine_of_three_is_lost_and_the_run_goes_on_with_two(
              "cpus_per_actor=1", "snapshot_every=4"]  # fmt: skip
     samples = data.load(config.load([]))
     alone = engine_of(config.load(WORDS), samples, 100)
+    runtime.stop()  # the one that this module's other tests share
     with machines(3) as (cluster, others):
         engine = engine_of(config.load(words), samples, 100)
         try:

@@ -150,16 +150,23 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
             if settings.engine == "ray"
             else partial(batches_over, settings, total_steps, data)
         ),
-        shape=data.shape,
         stem_trains=stem_trains,
-        sizes=data.sizes,
-        splits=data.batch_counts,
-        permutation=data.permutation,
-        resumes=data.resumes,
-        runs_tasks=data.runs_tasks,
         frozen=frozen,
         context=context,
+        **facts_of(data),
     )
+
+
+def facts_of(data: DataSet) -> dict[str, Any]:
+    """What a job knows of its data."""
+    return {
+        "shape": data.shape,
+        "sizes": data.sizes,
+        "splits": data.batch_counts,
+        "permutation": data.permutation,
+        "resumes": data.resumes,
+        "runs_tasks": data.runs_tasks,
+    }
 
 
 def trains(module: nn.Module) -> bool:
@@ -218,14 +225,9 @@ def job_over(
         total_steps=total_steps,
         parts=OwnModules(parts),
         batches=partial(batches_over, settings, total_steps, data),
-        shape=data.shape,
         stem_trains=edge_name(STEM) in trained,
-        sizes=data.sizes,
-        splits=data.batch_counts,
-        permutation=data.permutation,
-        resumes=data.resumes,
-        runs_tasks=data.runs_tasks,
         frozen=frozen,
         context=network.context,
         metrics=metrics or {},
+        **facts_of(data),
     )
