@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from treeprop_ray.core.gradients import accumulate
+
 Key = tuple[int, int]  # clock and piece of a call
 Gradients = Sequence[Tensor | None]
 Result = TypeVar("Result")
@@ -51,12 +53,8 @@ class HeadSums:
     @torch.no_grad()
     def _add(self, gradients: Gradients) -> None:
         for p, gradient in zip(self.parameters, gradients, strict=True):
-            if gradient is None:
-                continue
-            if p.grad is None:
-                p.grad = gradient
-            else:
-                p.grad.add_(gradient)
+            if gradient is not None:
+                accumulate(p, gradient)
 
     def _set(self, gradients: Gradients) -> None:
         for p, gradient in zip(self.parameters, gradients, strict=True):

@@ -87,7 +87,9 @@ def write_list(runs: Sequence[str], out: str) -> Path:
         "`early`, `late`: mean cosine over the first and the last third of the probes; `negative`: "
         "probes with a cosine below 0; `kl`: summed over the states, first and last probe; `clean "
         "ce`, `tree ce`: last probe, finest spine node, the difference is the leak; `full`: test "
-        "score of the deployed chain. Settings are those that differ from the defaults.",
+        "score of the deployed chain. Settings are those that differ from the defaults: a run is "
+        "`python -m treeprop_ray.train <settings> probe.every=…` at its commit, a line here "
+        "`python -m treeprop_ray.probe mode=list runs=[…]`.",
         "",
         markdown(shown),
     ]
