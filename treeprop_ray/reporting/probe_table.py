@@ -89,7 +89,7 @@ def write_list(runs: Sequence[str], out: str) -> Path:
         "ce`, `tree ce`: last probe, finest spine node, the difference is the leak; `full`: test "
         "score of the deployed chain. Settings are those that differ from the defaults: a run is "
         "`python -m treeprop_ray.train <settings> probe.every=…` at its commit, a line here "
-        "`python -m treeprop_ray.probe mode=list runs=[…]`.",
+        "`python -m treeprop_ray.probe mode=list run=[…]`.",
         "",
         markdown(shown),
     ]
