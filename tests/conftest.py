@@ -11,6 +11,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import ray
 import torch
 from hypothesis import Phase
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Split
 from treeprop_ray.engine import LocalEngine
+from treeprop_ray.engine.crew import Crew
+from treeprop_ray.engine.driver import Driver
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.trainer import Trainer
 
@@ -30,6 +33,33 @@ from treeprop_ray.run.trainer import Trainer
 hypothesis.settings.register_profile("first_failure", phases=[Phase.explicit, Phase.generate])
 torch.set_num_threads(1)
 torch.set_num_interop_threads(1)
+
+
+HERE = Path(__file__).parent
+os.environ["PYTHONPATH"] = os.pathsep.join(  # actors import what the tests import
+    [
+        *map(str, (HERE, HERE / "core", HERE.parent / "examples")),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that share a Ray one after the other, then those with processes of their own: two test
+    processes end at about the same time if what is short comes last."""
+
+    def place(item: pytest.Item) -> int:
+        names = vars(getattr(item, "module", None) or item)
+        return 0 if "warm_ray" in names else 1 if {"ray", "subprocess"} & names.keys() else 2
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_of_others(request: pytest.FixtureRequest) -> None:
+    """A file that does not ask for the shared Ray (warm.py) begins without one."""
+    if not hasattr(request.module, "warm_ray"):
+        ray.shutdown()
 
 
 @dataclass
@@ -63,6 +93,12 @@ def hub() -> Path:
     if not root:
         pytest.skip("TREEPROP_DATA is not set: no real data sets on this machine")
     return Path(root)
+
+
+@pytest.fixture
+def cold_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors are made in their places for this test alone, in a file with warm ones (warm.py)."""
+    monkeypatch.setattr(Driver, "crew_class", Crew)
 
 
 class Affine(nn.Module):

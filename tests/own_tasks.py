@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
-from treeprop_ray import Blueprint
+from treeprop_ray import Blueprint, TreeNetwork
 
 Splits = dict[str, Any]
 
@@ -55,3 +55,13 @@ def network(stem: Callable[[], nn.Module], outputs: int) -> Callable[..., Bluepr
 regressor = network(lambda: nn.Linear(6, 6), 2)
 tagger = network(lambda: nn.Linear(6, 6), 3)
 filler = network(lambda: nn.Embedding(9, 6), 9)
+
+
+def hub(model: Any, shape: Any) -> TreeNetwork:
+    """A small GPT-2, whose table stem and head share."""
+    import treeprop_ray.core.vision  # noqa: F401  (before transformers, which imports torchvision)
+
+    import transformers as hf  # isort: skip
+
+    words = {"vocab_size": 9, "n_positions": 8, "n_embd": 8, "n_head": 2, "n_layer": 3}
+    return TreeNetwork.from_pretrained(hf.GPT2LMHeadModel(hf.GPT2Config(**words)))

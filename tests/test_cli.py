@@ -95,6 +95,7 @@ def ended_by(error: BaseException, *words: str) -> int:
         (Terminated("step-2"), 143, "terminated; the same command continues from step-2"),
         (UserError("x=3: no"), 2, "error: x=3: no"),
         (TrainingError("burnt"), 1, "failed: burnt"),
+        (OSError(36, "File name too long", "a" * 5000), 2, f"error: {'a' * 40}…: too long"),
     ],
 )
 def test_whatever_happens_is_one_line(

@@ -13,9 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from treeprop_ray.config import RaySettings
-from treeprop_ray.engine import runtime
+from warm import warm_ray
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 RAY = {"engine": "ray", "placement": "packed", "hosts": 2}
@@ -24,10 +22,8 @@ LONG = {"bias_bound.py"}  # a study, not a way in; tests/theory runs it
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    """Its workers find the examples' modules where this process does."""
-    runtime.start(RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 def example(name: str) -> ModuleType:
@@ -94,7 +90,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
         cell.source = cell.source.replace("epochs = 12", "epochs = 2")
     nbclient.NotebookClient(
         notebook,
-        timeout=300,
+        timeout=900,
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
     ).execute()

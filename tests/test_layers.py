@@ -32,7 +32,7 @@ FRONT = {"cli", "errors"}  # what commands may import beside the rooms
 LAZY = {
     "datasets", "mlflow", "optuna", "pyarrow.parquet", "pydoc_data", "ray.air.integrations",
     "ray.tune.search.optuna",
-    "sklearn", "torchvision", "transformers", "treeprop_ray.core.vision", "wandb",
+    "sklearn", "tokenizers", "torchvision", "transformers", "treeprop_ray.core.vision", "wandb",
 }  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import pytest
 import torch
 from conftest import Result
 from torch.nn import functional as F
+from warm import warm_ray
 
-from treeprop_ray import config
-from treeprop_ray.engine import runtime
 from treeprop_ray.run import checkpoint
 
 Command = Callable[..., Result]
@@ -36,12 +34,8 @@ SMALL = ["experiment=digits", "family=gaussian", "batch=16", "epochs=2", "lr=0.0
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:  # own_tasks, for workers too
-        here = str(Path(__file__).parent)
-        patch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
-        runtime.start(config.RaySettings(num_cpus=2))
+    with warm_ray():
         yield
-        runtime.stop()
 
 
 def words_of(task: str, out: Path, name: str) -> list[str]:
@@ -99,6 +93,7 @@ def test_a_task_is_trained_probed_evaluated_and_exported(
         assert f"loss.name={TASKS[task][1]} has none" in adaptive.err
 
 
+@pytest.mark.long
 def test_workers_that_see_unequally_many_labels_equal_one_process(
     command: Command, tmp_path: Path, local_ray: None
 ) -> None:

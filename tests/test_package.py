@@ -47,7 +47,7 @@ def test_help_shows_the_values_that_apply(capsys: pytest.CaptureFixture[str]) ->
         lines = capsys.readouterr().out.splitlines()
         return next(line.split()[1] for line in lines if line.strip().startswith("model.hidden"))
 
-    assert hidden() == "64" and hidden("experiment=mnist_d3") == "500"
+    assert hidden() == hidden("experiment=digits") and hidden("experiment=mnist_d3") == "500"
     assert hidden("experiment=mnist_d3", "model.hidden=7") == "7"
     assert main(["train", "experiment=nothing", "--help"]) == 2
 

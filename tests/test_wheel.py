@@ -51,7 +51,9 @@ def test_a_sweep_is_found_in_a_wheel(unpacked: Path, tmp_path: Path) -> None:
 
 def test_a_wheel_has_every_room_and_file(unpacked: Path) -> None:
     package = ROOT / "treeprop_ray"
-    files = [p for p in package.rglob("*") if p.suffix in (".py", ".yaml", ".typed")]
+    files = [
+        p for p in package.rglob("*") if p.suffix in (".py", ".yaml", ".html", ".js", ".typed")
+    ]
     missing = [p for p in files if not (unpacked / p.relative_to(ROOT)).is_file()]
     spaces = [p.name for p in (ROOT / "tune_spaces").glob("*.yaml")]
     inside = unpacked / "treeprop_ray" / "tune_spaces"

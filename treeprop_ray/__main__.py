@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from treeprop_ray import cli
 
 COMMANDS = (
-    "train", "evaluate", "export", "generate", "tune", "report", "compare", "probe", "bench",
-    "doctor",
+    "train", "watch", "evaluate", "export", "generate", "tune", "report", "compare", "probe",
+    "bench", "doctor", "plan",
 )  # fmt: skip
 
 

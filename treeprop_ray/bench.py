@@ -8,6 +8,7 @@
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
     python -m treeprop_ray.bench tt_span                # the same on emulated devices
     python -m treeprop_ray.bench faults                 # twenty killed actors
+    python -m treeprop_ray.bench losses                 # actors and machines lost, with copies
     python -m treeprop_ray.bench snapshots              # step time with and without recovery points
     python -m treeprop_ray.bench pipeline               # beside torch.distributed.pipelining
     python -m treeprop_ray.bench pipeline_span          # the same with more stages, emulated
@@ -17,12 +18,15 @@
     python -m treeprop_ray.bench vit engine=ray         # the same in two actors
     python -m treeprop_ray.bench gpt steps=3            # GPT-2 small: peak memory, bytes per step
     python -m treeprop_ray.bench generate run=results/runs/<name>   # drafts against plain decoding
+    python -m treeprop_ray.bench gpu                    # steps and memory on GPUs; doctor gpu
     python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
     python -m treeprop_ray.bench finetune               # a Hugging Face model: TreeProp and BP
     python -m treeprop_ray.bench replicas               # trees times replicas
+    python -m treeprop_ray.bench replicas_real          # two actors beside DDP and 1F1B
     python -m treeprop_ray.bench checkpoint             # what actors write themselves
 
-Results go to results/bench_<name>.csv and .md with the command that made them.
+Results go to results/local/bench_<name>.csv and .md with the command that made them; with --record
+to results/, where the project keeps its own.
 """
 
 from __future__ import annotations
@@ -50,7 +54,8 @@ def run(settings: BenchSettings) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m treeprop_ray.bench`."""
-    return cli.main(__doc__ or "", BenchSettings, load, run, argv=argv)
+    word = f"out={config.PUBLISHED}"
+    return cli.main(__doc__ or "", BenchSettings, load, run, argv=argv, record=word)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -13,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from treeprop_ray.config import describe, to_yaml
+from treeprop_ray.config import Settings, describe, to_yaml
+from treeprop_ray.config import load as load_settings
 from treeprop_ray.errors import (
     TERMINATED,
     Terminated,
@@ -24,6 +26,7 @@ from treeprop_ray.errors import (
 )
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
+RECORD = "--record"
 
 
 def main(
@@ -34,18 +37,21 @@ def main(
     show: Callable[[Any], str] | None = None,
     argv: Sequence[str] | None = None,
     flags: Mapping[str, Callable[[Any], int | None]] | None = None,
+    record: str = "",
 ) -> int:
     """Run a command and return its exit code: 0 done, 1 failed run, 2 bad input, 143 terminated.
 
     Whatever happens is one line; --debug shows the traceback too.
-    `show` may add to what --cfg prints; `flags` are what the command can do instead of running.
+    `show` may add to what --cfg prints; `flags` are what the command can do instead of running;
+    `record` is the word that --record stands for, in commands that write tables.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
+        words = recorded(words, record) if record else words
         with _signals(debug):
-            return _run(doc, schema, load, run, show, words, flags or {})
+            return _run(doc, schema, load, run, show, words, flags or {}, bool(record))
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
@@ -58,10 +64,21 @@ def main(
         return code
 
 
+def recorded(words: Sequence[str], word: str) -> list[str]:
+    """--record is short for the word that names the published tables' place."""
+    key = word.partition("=")[0]
+    if RECORD in words and (given := [w for w in words if w.startswith(f"{key}=")]):
+        raise UserError(f"{given[0]}: {RECORD} means {word}; give one of them")
+    return [word if w == RECORD else w for w in words]
+
+
 def told(error: BaseException) -> tuple[str, int]:
     """The one line and the exit code in which an error ends a command."""
     if isinstance(error, UserError):
         return f"error: {one_line(error)}", BAD_INPUT
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # only a user makes those
+        name = str(error.filename)[:40]
+        return f"error: {one_line(Exception(name))}…: too long for the name of a file", BAD_INPUT
     if isinstance(error, TrainingError):
         return f"failed: {one_line(error)}", FAILED
     if isinstance(error, Terminated):
@@ -85,18 +102,19 @@ def _run(
     show: Callable[[Any], str] | None,
     words: Sequence[str],
     instead: Mapping[str, Callable[[Any], int | None]],
+    records: bool,
 ) -> int:
     if "--help" in words or "-h" in words:
         said = [w for w in words if not w.startswith("-")]
-        print(help_text(doc, load(said) if said else schema(), "values" if said else "defaults"))
+        print(help_text(doc, load(said) if said else without_words(schema)))
         return DONE
     given = [w for w in words if w.startswith("-")]
     for other in given:
         if other not in ("--cfg", *instead):
-            known = ", ".join(["--help", "--cfg", *instead, "--debug"])
+            known = ", ".join(["--help", "--cfg", *instead, *[RECORD] * records, "--debug"])
             raise UserError(f"{other}: unknown flag; known: {known}; settings are key=value")
     settings = load([w for w in words if not w.startswith("-")])
-    if given and given[0] in instead:
+    if given and "--cfg" not in given:
         return instead[given[0]](settings) or DONE
     if given:
         print(to_yaml(settings), end="")
@@ -131,12 +149,20 @@ def _signals(debug: bool) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def help_text(doc: str, settings: Any, column: str = "defaults") -> str:
+def without_words(schema: type) -> Any:
+    """What a command has when nothing is said: the default experiment's values, where it has one.
+
+    Not `load`: that of some commands wants a key, and that of others needs torch for its checks.
+    """
+    return load_settings([], schema) if issubclass(schema, Settings) else schema()
+
+
+def help_text(doc: str, settings: Any) -> str:
     """The command's docstring and a table of its keys, group by group."""
     groups = describe(settings)
     key_width = max(len(key) for _, rows in groups for key, _, _ in rows)
     value_width = max(len(value) for _, rows in groups for _, value, _ in rows)
-    lines = [doc.strip(), "", f"Keys, {column} and meaning:"]
+    lines = [doc.strip(), "", "Keys, values and meaning [what a key takes]:"]
     for title, rows in groups:
         lines += ["", title]
         lines += [f"  {k:<{key_width}}  {v:<{value_width}}  {text}" for k, v, text in rows]

@@ -1,13 +1,17 @@
 """Accuracy (text: perplexity) of the full chain, the spine paths, or any path of a trained tree.
 
-python -m treeprop_ray.evaluate run=results/runs/<name>
-python -m treeprop_ray.evaluate run=results/runs/<name> path=[0,4,6,8] split=validation
-python -m treeprop_ray.evaluate run=results/runs/<name> mode=adaptive threshold=[0.5,0.9,1]
+    python -m treeprop_ray.evaluate run=results/runs/<name>
+    python -m treeprop_ray.evaluate run=results/runs/<name> path=[0,4,6,8] split=validation
+    python -m treeprop_ray.evaluate run=results/runs/<name> mode=adaptive blocks=[1,2,3]
 
-mode=adaptive sends every sample along the spine, shortest path first, until the softmax maximum
-reaches the threshold (last resort: the full chain), prints accuracy against blocks run (a sample
-that needs the full chain has run the spine as well) and draws figures/adaptive.png in the run
-folder; with out=results the table and the figure are written there too, as adaptive.*.
+mode=adaptive asks short paths first and lets a sample stop where it is sure; the answers of all
+paths that it has run are averaged. The logits of every path are read by an affine map, fitted to
+training samples; which paths, their temperatures and the thresholds are chosen by the validation
+split. All that is kept in the run folder as adaptive.json (for export path=adaptive and for
+servers); printed are accuracy and blocks on `split` for each budget of `blocks=`, beside the best
+single path of as many blocks. threshold= asks for one threshold at all exits instead. Draws
+figures/adaptive.png in the run folder; with out=results/local the table and the figure are written
+there too, as adaptive.*, and with --record to results/, where the project keeps its own.
 """
 
 from __future__ import annotations
@@ -31,10 +35,15 @@ class EvaluateSettings:
     mode: str = opt(
         "paths", "score whole paths, or let samples stop early", choices=["paths", "adaptive"]
     )
-    threshold: Any = opt(
-        None, "adaptive: softmax maximum at which a sample stops, a number or a list; default 0 … 1"
+    blocks: Any = opt(
+        None, "adaptive: mean blocks a sample may cost, a number or a list; default: a range"
     )
-    out: str = opt("", "adaptive: folder for the table and figure, e.g. results; default: none")
+    threshold: Any = opt(
+        None,
+        "adaptive: confidence at which a sample stops, the same at all exits, in place of those "
+        "that validation chose; a number or a list",
+    )
+    out: str = opt("", "adaptive: folder for table and figure, e.g. results/local; default: none")
     path: Any = opt("all", "all, full, spine-k, or indices such as [0,4,6,7,8]")
     split: str = opt("test", "which split", choices=["train", "validation", "test"])
     data_root: str | None = opt(None, "hub folder, if it has moved since the run")
@@ -44,15 +53,21 @@ class EvaluateSettings:
 def load(words: Sequence[str]) -> EvaluateSettings:
     """Settings from command-line words."""
     settings: EvaluateSettings = config.merge(EvaluateSettings, ("", config.parse_overrides(words)))
-    if settings.mode != "adaptive" and settings.threshold is not None:
-        raise UserError(f"threshold={settings.threshold}: belongs to mode=adaptive")
-    if settings.mode != "adaptive" and settings.out:
-        raise UserError(f"out={settings.out}: belongs to mode=adaptive")
-    if settings.mode == "adaptive" and settings.path != "all":
-        raise UserError(f"path={settings.path}: mode=adaptive goes along the spine; leave path=all")
-    if settings.mode == "adaptive":
-        from treeprop_ray.inference.adaptive import thresholds_of
+    adaptive = {"blocks": settings.blocks, "threshold": settings.threshold, "out": settings.out}
+    if settings.mode != "adaptive":
+        for key, value in adaptive.items():
+            if value not in (None, ""):
+                raise UserError(f"{key}={value}: belongs to mode=adaptive")
+        return settings
+    if settings.path != "all":
+        raise UserError(f"path={settings.path}: mode=adaptive chooses its paths; leave path=all")
+    from treeprop_ray.inference.adaptive import budgets_of, thresholds_of
 
+    if settings.blocks is not None and settings.threshold is not None:
+        raise UserError(f"threshold={settings.threshold}: either this or blocks={settings.blocks}")
+    if settings.blocks is not None:
+        budgets_of(settings.blocks)
+    if settings.threshold is not None:
         thresholds_of(settings.threshold)
     return settings
 
@@ -67,11 +82,12 @@ def run(settings: EvaluateSettings) -> None:
 
     s = settings
     of_run, samples, point, network = open_run(s.run, s.checkpoint, s.data_root, s.storage)
-    batches = samples.batches(s.split)
     if s.mode == "adaptive":
-        outcomes, fixed = adaptive.outcomes(network, of_run, batches, s.threshold)
-        figure = show(s.run, s.out, s.split, outcomes, fixed)
-        table = f"{adaptive.table_of(outcomes, list(fixed))}\nfigure: {figure}"
+        step = point.meta["step"]
+        found = adaptive.evaluate(network, of_run, samples, s.split, step, s.blocks, s.threshold)
+        found.calibration.write(s.run)
+        figure = show(s.run, s.out, s.split, found)
+        table = f"{adaptive.table_of(found)}\nfigure: {figure}"
     else:
         method, text = methods.of(of_run), paths.as_path_text(s.path)
         outline = method.outline(of_run, network.tree)
@@ -79,14 +95,15 @@ def run(settings: EvaluateSettings) -> None:
         if text != "all":
             name = text if text in wanted else "path"
             wanted = {name: paths.parse_path(text, outline, method)}
-        scores = paths.score_network(network, wanted, batches, LossRule.of(of_run))
+        scores = paths.score_network(network, wanted, samples.batches(s.split), LossRule.of(of_run))
         table = outline.table(wanted, {s.split: scores})
     print(f"{point.path}\n{table}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m treeprop_ray.evaluate`."""
-    return cli.main(__doc__ or "", EvaluateSettings, load, run, argv=argv)
+    word = f"out={config.PUBLISHED}"
+    return cli.main(__doc__ or "", EvaluateSettings, load, run, argv=argv, record=word)
 
 
 if __name__ == "__main__":

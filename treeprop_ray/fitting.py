@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
+import torch
 from omegaconf import OmegaConf
-from torch.utils.data import DataLoader
 
 from treeprop_ray import config, methods
 from treeprop_ray.config import OWN, Settings
 from treeprop_ray.core.network import TreeNetwork, named, part_state
+from treeprop_ray.core.rule import LossRule
 from treeprop_ray.core.scoring import Metric
 from treeprop_ray.data.own import columns_of, own_set
+from treeprop_ray.data.sources import Split
+from treeprop_ray.data.streams import batch_of
 from treeprop_ray.errors import UserError
+from treeprop_ray.models.pretrained import TreeNetwork as Pretrained
 from treeprop_ray.reporting.callbacks import standard
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.folder import RunFolder
 from treeprop_ray.run.trainer import Trainer
 
+WIDE = {"float32", "float64"}  # precisions that are those of the weights themselves
+HALF = {"bfloat16": "bf16", "float16": "fp16"}
+SCORED = {"loss", "accuracy"}
 GIVEN = {"experiment", "model", "data", "time", "split", "family"}  # by network and data
 FOLDER = {
     "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "probe",
@@ -78,13 +86,14 @@ def fit(
     `metrics={"name": function(outputs, targets) or an object of torchmetrics}` are scored beside
     the loss (`loss="mse"`, `loss={"label_smoothing": 0.1}`, `loss="package.module:function"`).
     """
+    if not isinstance(network, TreeNetwork):
+        kind = type(network).__name__
+        raise UserError(f"network: is a {kind}; make a TreeNetwork, by from_blocks or the like")
     splits = splits_of(data, y, validation, test)
-    loader = splits["train"]
-    if isinstance(loader, DataLoader) and loader.batch_size and "batch" not in settings:
-        settings["batch"] = loader.batch_size
+    if own_batch := batch_of(splits["train"]):
+        settings.setdefault("batch", own_batch)
     chosen = read_settings(network, settings, epoch_steps)
-    if metrics and splits["validation"] is None and splits["test"] is None:
-        raise UserError(f"metrics={', '.join(metrics)}: needs validation=(x, y) or test=(x, y)")
+    check_own(callbacks, metrics or {}, splits)
     needs = {
         "probe": "validation", "eval_every": "validation", "eval_test": "test",
         "patience": "validation",
@@ -93,18 +102,19 @@ def fit(
         if key in settings and splits[split] is None:
             raise UserError(f"{key}={settings[key]}: needs {split}=(x, y)")
     count = chosen.step_samples
-    samples = own_set(splits, columns_of("columns", columns), count, joined=count // chosen.batch)
+    joined, loss = count // chosen.batch, LossRule.of(chosen)
+    samples = own_set(splits, columns_of("columns", columns), count, joined=joined, loss=loss)
+    samples = replace(samples, dtype=dtype_of(network, samples.dtype))
+    if isinstance(network, Pretrained):
+        seen = samples.train if isinstance(samples.train, Split) else samples.example
+        network.check_samples(seen.x, seen.y)
     steps = samples.total_steps(count, chosen.epochs, chosen.steps, epoch_steps)
     job = methods.job_over(network, chosen, samples, steps, metrics)
     folder = RunFolder(chosen) if "name" in settings or "out" in settings else None
     own = [*(standard(chosen) if folder else []), _Fetch()]
     trainer = Trainer(job, folder, [*own, *callbacks])
-    trains = [(p, p.requires_grad) for p in network.parameters()]
-    try:
+    with as_before(network):
         summary = trainer.train()
-    finally:
-        for p, mode in trains:  # `freeze` is for this call alone
-            p.requires_grad_(mode)
     for name, module in named(network.cpu().parts()).items():
         if mine := part_state(trainer.weights, name):  # backpropagation has no auxiliary blocks
             module.load_state_dict(mine)
@@ -120,6 +130,49 @@ def fitted(network: TreeNetwork, trainer: Trainer, summary: Mapping[str, Any]) -
     return Fitted(network, history, summary["final"], trainer.outline.paths, folder, summary)
 
 
+@contextmanager
+def as_before(network: TreeNetwork) -> Iterator[None]:
+    """Put back what a run changes besides weights: `freeze` is for this call alone, so is the mode
+    (a block's dropout) and the threads, and the caller's own draws go on where they were."""
+    trains = [(p, p.requires_grad) for p in network.parameters()]
+    modes = [(module, module.training) for module in network.modules()]
+    drawn, threads = torch.get_rng_state(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(drawn)
+        torch.set_num_threads(threads)
+        for p, trained in trains:
+            p.requires_grad_(trained)
+        for module, mode in modes:
+            module.training = mode
+
+
+def dtype_of(network: TreeNetwork, other: torch.dtype) -> torch.dtype:
+    """The floats of a network, which its inputs are made; `other` where it has none."""
+    floats = (p.dtype for p in network.parameters() if p.is_floating_point())
+    return next(floats, other)
+
+
+def check_own(
+    callbacks: Sequence[Any], metrics: Mapping[str, Metric], splits: Mapping[str, Any]
+) -> None:
+    """Raise UserError where the user's callbacks and metrics cannot be used."""
+    if not isinstance(callbacks, Sequence):
+        raise UserError("callbacks: a list such as [callback]")
+    if not isinstance(metrics, Mapping):
+        raise UserError('metrics: a dict such as {"name": function}')
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            kind = type(callback).__name__
+            raise UserError(f"callbacks: {kind} is no treeprop_ray.Callback; make it a subclass")
+    for name in metrics:
+        if name in SCORED:
+            raise UserError(f"metrics={name}: is scored anyway; give yours another name")
+    if metrics and splits["validation"] is None and splits["test"] is None:
+        raise UserError(f"metrics={', '.join(metrics)}: needs validation=(x, y) or test=(x, y)")
+
+
 def splits_of(data: Any, y: Any, validation: Any, test: Any) -> dict[str, Any]:
     """What was given for each split."""
     splits = dict(data) if isinstance(data, Mapping) else {"train": data}
@@ -132,8 +185,24 @@ def splits_of(data: Any, y: Any, validation: Any, test: Any) -> dict[str, Any]:
     return {"train": None, **splits}
 
 
+def plain(key: str, value: Any) -> Any:
+    """A value of a setting as configuration takes it: numbers of numpy and torch are numbers."""
+    if isinstance(value, Mapping):
+        return {k: plain(f"{key}.{k}", v) for k, v in value.items()}
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list | tuple):
+        return [plain(key, v) for v in value]
+    if callable(value):
+        name = getattr(value, "__name__", type(value).__name__)
+        raise UserError(f'{key}={name}: give its name, {key}="package.module:{name}"')
+    if not (value is None or isinstance(value, bool | int | float | str | Path)):
+        raise UserError(f"{key}: a number, a word or a list, not {type(value).__name__}")
+    return value
+
+
 def read_settings(network: TreeNetwork, given: Mapping[str, Any], epoch_steps: int = 0) -> Settings:
     """Keywords to checked settings; what the network says, or what needs a folder, is refused."""
+    given = {key: plain(key, value) for key, value in given.items()}
     for key, value in given.items():
         root = key.partition(".")[0]
         if root in GIVEN:
@@ -142,6 +211,17 @@ def read_settings(network: TreeNetwork, given: Mapping[str, Any], epoch_steps: i
             raise UserError(f"{key}={value}: needs a run folder; give name=… too")
         if root == "cff" and given.get("method") != "cff":
             raise UserError(f"{key}={value}: needs method=cff")
+    held = str(dtype_of(network, torch.float32)).removeprefix("torch.")
+    if held in HALF and any(p.requires_grad for p in network.parameters()):
+        raise UserError(
+            f"network: its weights are {held}, in which small steps are lost; train it as "
+            f"network.float(), with precision={HALF[held]} if you like"
+        )
+    if given.get("precision", held) in WIDE - {held}:
+        wanted = {"float32": "float()", "float64": "double()"}[given["precision"]]
+        raise UserError(
+            f"precision={given['precision']}: the network's weights are {held}; network.{wanted}"
+        )
     if given.get("engine") == "train":
         raise UserError("engine=train: belongs to the train command; fit has local and ray")
     own = {

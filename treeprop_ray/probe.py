@@ -3,11 +3,12 @@
     python -m treeprop_ray.train … probe.every=500            # rows while the run goes
     python -m treeprop_ray.probe run=results/runs/<name>      # a row for its last checkpoint
     python -m treeprop_ray.probe run=results/runs/<name> checkpoint=all batches=8 draws=64
-    python -m treeprop_ray.probe mode=table run=[results/runs/a,results/runs/b]   # results/probe.md
+    python -m treeprop_ray.probe mode=table run=[results/runs/a,results/runs/b]   # probe.md
 
 Rows go to probe.csv in the run folder, figures to figures/; probe_row.py says what the columns
 mean. The gradient of the deployed chain is taken by backpropagation, the update by a training step
-without the optimizer, both on the same batches of the validation split.
+without the optimizer, both on the same batches of the validation split. Tables go to results/local;
+with --record to results/, where the project keeps its own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class ProbeSettings:
         choices=["measure", "table", "list"],
     )
     keep: Any = opt("", "mode=table: sections of <out>/probe.md that stay as they are, by name")
-    out: str = opt("results", "mode=table, list: folder of the table")
+    out: str = opt(
+        config.LOCAL, f"mode=table, list: folder of the table; --record: {config.PUBLISHED}"
+    )
     checkpoint: str = opt("last", "last, best, a step number, or all that are kept")
     batches: int = opt(4, "held-out batches, of the run's batch size", low=1, high=1024)
     draws: int = opt(16, "draws from q per sample for the bound F; 0 = leave it out", low=0)
@@ -78,7 +81,8 @@ def run(settings: ProbeSettings) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m treeprop_ray.probe`."""
-    return cli.main(__doc__ or "", ProbeSettings, load, run, argv=argv)
+    word = f"out={config.PUBLISHED}"
+    return cli.main(__doc__ or "", ProbeSettings, load, run, argv=argv, record=word)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Write the tables of sweeps and the index of all results, or one run as an HTML page.
 
-    python -m treeprop_ray.report                     # every sweep's table, and results/README.md
+    python -m treeprop_ray.report                     # every sweep's table, and the index of all
     python -m treeprop_ray.report sweep=alpha_beta    # one sweep's
     python -m treeprop_ray.report sweep=alpha_beta-mnist_d3
     python -m treeprop_ray.report run=results/runs/<name>            # <run>/report.html
 
 A table is made from the run folders in `storage` and from the rows stored in <out>/<sweep>.csv, one
 per run; where the run folders are gone, the CSV alone gives the same table. A page shows a run's
-settings, accuracies, figures and how to repeat it.
+settings, accuracies, figures and how to repeat it. Tables are those of results/local, one's own;
+with --record those of results/, which the project publishes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class ReportSettings:
     """Settings of the report command."""
 
     sweep: str = opt("", "name of a sweep's table, e.g. alpha_beta; default: all")
-    storage: str = opt("results/runs", "folder of the run folders")
-    out: str = opt("results", "folder of tables and figures")
+    storage: str = opt(config.RUNS, "folder of the run folders")
+    out: str = opt(config.LOCAL, f"folder of tables and figures; --record: {config.PUBLISHED}")
     run: str = opt("", "a run's page instead: its folder, e.g. results/runs/<name>")
     to: str = opt("", "the page; default: report.html in the run folder")
 
@@ -65,7 +66,8 @@ def run(settings: ReportSettings) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m treeprop_ray.report`."""
-    return cli.main(__doc__ or "", ReportSettings, load, run, argv=argv)
+    word = f"out={config.PUBLISHED}"
+    return cli.main(__doc__ or "", ReportSettings, load, run, argv=argv, record=word)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def load(words: Sequence[str]) -> Settings:
 def run(settings: Settings) -> int:
     """The train command."""
     from treeprop_ray.reporting.callbacks import standard
+    from treeprop_ray.run.ending import told
     from treeprop_ray.run.ray_train import train_in_workers
     from treeprop_ray.run.trainer import Trainer
 
@@ -36,12 +37,11 @@ def run(settings: Settings) -> int:
     trainer = Trainer.of(settings, callbacks=callbacks)
     assert trainer.folder is not None
     if (done := trainer.finished()) is not None:
-        print(f"this run is finished; fresh=true starts it anew\n{done['table']}")
-        print(f"files: {trainer.folder.path}")
+        print(f"this run is finished; fresh=true starts it anew\n{told(trainer.folder.path, done)}")
         return cli.DONE
     workers = settings.engine == "train"
     summary = train_in_workers(trainer, callbacks) if workers else trainer.train()
-    print(f"{summary['table']}\nfiles: {trainer.folder.path}")
+    print(told(trainer.folder.path, summary))
     return cli.DONE
 
 

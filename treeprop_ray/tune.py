@@ -7,7 +7,8 @@
 
 Keys that are not of this command go to the base experiment; a key that the sweep varies takes a
 list, its new values. The same command again continues: finished trials are never repeated. Flags:
---help, --cfg, --dry-run (list trials, resources and an estimate of the time, and stop).
+--help, --cfg, --dry-run (list trials, resources and an estimate of the time, and stop), --record
+(table and figure go to results/, the project's own pages, and not to results/local).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treeprop_ray import cli
+from treeprop_ray.config import PUBLISHED
 from treeprop_ray.sweep.settings import TuneSettings, load
 
 
@@ -70,7 +72,8 @@ def dry_run(settings: TuneSettings) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `python -m treeprop_ray.tune`."""
-    return cli.main(__doc__ or "", TuneSettings, load, run, argv=argv, flags={"--dry-run": dry_run})
+    flags = {"--dry-run": dry_run}
+    return cli.main(__doc__ or "", TuneSettings, load, run, None, argv, flags, f"out={PUBLISHED}")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,12 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
+import torch
 
 from treeprop_ray.benchmarks import pipeline_span
+from treeprop_ray.benchmarks.alarm import Alarm
 from treeprop_ray.benchmarks.emulated import HOSTS, EmulatedHost, Emulation, Price, local_ray
+from treeprop_ray.benchmarks.peer import Sleeper
 from treeprop_ray.benchmarks.span import Strict, as_the_paper, chain_calls, tree_calls
 from treeprop_ray.benchmarks.span_cff import layer_by_layer, layer_calls
 from treeprop_ray.benchmarks.span_wire import far_chain
@@ -52,6 +55,38 @@ def test_waves_chains_and_layers_have_their_ideal_length(N: int) -> None:
         price = partial(as_the_paper, 1.0, N // stages)
         assert step_of(chain_calls(stages), lambda _, price=price: price) == 2 * N
     assert step_of(layer_calls(N), lambda _: partial(layer_by_layer, 1.0)) == N + 1
+
+
+def test_an_alarm_is_never_early_and_learns_how_late_it_is() -> None:
+    now, late = 0.0, 0.3
+
+    def clock() -> float:
+        nonlocal now
+        now += 1e-3  # waiting takes time too
+        return now
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds + late
+
+    alarm, took = Alarm(clock, sleep), []
+    for _ in range(60):
+        began = now
+        alarm(5.0)
+        took.append(now - began)
+    assert min(took) >= 5.0
+    assert took[0] > 5.29
+    assert max(took[40:]) < 5.01
+
+
+def test_a_block_of_the_peers_sleeps_forward_and_for_each_gradient() -> None:
+    block, slept = Sleeper(0.5), list[float]()
+    block.sleep = slept.append  # type: ignore[assignment]
+    block(torch.zeros(2, 1, requires_grad=True)).sum().backward()
+    assert slept == [1.0, 2.0]
+    block(torch.zeros(2, 1)).sum().backward()  # a first block needs no gradient of its input
+    assert slept[2:] == [1.0, 1.0]
+    assert block.weight.grad is not None
 
 
 def test_chains_of_which_neighbours_are_never_in_one_actor() -> None:

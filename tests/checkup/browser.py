@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import shutil
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,10 @@ class Page:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket, self.last = socket, 0
+        self.complaints: list[str] = []  # uncaught errors and refused contents
 
     async def ask(self, method: str, **words: Any) -> Any:
-        """Send a command and wait for its own answer; events are passed over."""
+        """Send a command and wait for its own answer; of the events only complaints are kept."""
         self.last += 1
         await self.socket.send_json({"id": self.last, "method": method, "params": words})
         while True:
@@ -41,15 +44,23 @@ class Page:
             if answer.get("id") == self.last:
                 assert "error" not in answer, answer
                 return answer["result"]
+            if answer.get("method") == "Runtime.exceptionThrown":
+                self.complaints.append(str(answer["params"]["exceptionDetails"]))
+            if answer.get("method") == "Log.entryAdded":
+                entry = answer["params"]["entry"]
+                self.complaints += [entry["text"]] * (entry["source"] in ("security", "violation"))
+
+    async def value(self, expression: str) -> Any:
+        """What an expression gives in the page."""
+        answer = await self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        return answer["result"].get("value")
 
     async def text(self) -> str:
         """What the page shows, with single spaces."""
-        found = await self.ask("Runtime.evaluate", expression="document.body?.innerText ?? ''")
-        return " ".join(str(found["result"]["value"]).split())
+        return " ".join(str(await self.value("document.body?.innerText ?? ''")).split())
 
-    async def until(self, url: str, words: list[str], seconds: float = 60) -> str:
-        """Open the page and wait until it shows all words; returns what it shows in the end."""
-        await self.ask("Page.navigate", url=url)
+    async def shows(self, words: list[str], seconds: float = 60) -> str:
+        """Wait until the page shows all words; returns what it shows in the end."""
         shown = ""
         for _ in range(int(seconds / 0.5)):
             await asyncio.sleep(0.5)
@@ -58,29 +69,20 @@ class Page:
                 break
         return shown
 
+    async def until(self, url: str, words: list[str], seconds: float = 60) -> str:
+        """Open the page and wait until it shows all words; returns what it shows in the end."""
+        await self.ask("Page.navigate", url=url)
+        return await self.shows(words, seconds)
 
-async def _look(
-    port: int, url: str, cookie: dict[str, str], words: list[str], picture: Path
-) -> tuple[str, str]:
-    async with aiohttp.ClientSession() as session:
-        async with session.get(f"http://127.0.0.1:{port}/json") as answer:
-            (tab,) = [t for t in await answer.json() if t["type"] == "page"]
-        async with session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-            page = Page(socket)
-            stranger = await page.until(url, ["oken"], 20)
-            await page.ask("Network.setCookie", url=url, **cookie)
-            await page.ask("Page.navigate", url="about:blank")
-            shown = await page.until(url, words)
-            await asyncio.sleep(1)  # the table has its words before its last layout
-            shot = await page.ask("Page.captureScreenshot", format="png")
-            picture.write_bytes(base64.b64decode(shot["data"]))
-            return stranger, shown
+    async def picture(self, target: Path, whole: bool = False) -> None:
+        """Keep what is seen, or the whole page, as a PNG."""
+        shot = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        target.write_bytes(base64.b64decode(shot["data"]))
 
 
-def look(
-    folder: Path, url: str, cookie: dict[str, str], words: list[str], picture: Path
-) -> tuple[str, str]:
-    """What a page shows without a cookie, and with it once it has the words (and its picture)."""
+@contextlib.asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Page]:
+    """A tab of a browser of its own, whose profile is in the folder."""
     assert CHROMIUM
     process = subprocess.Popen(
         [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"],
@@ -89,12 +91,39 @@ def look(
     )
     try:
         told = folder / "DevToolsActivePort"
-        for _ in range(300):
+        for _ in range(600):
             if told.is_file() and told.read_text().strip():
                 break
-            asyncio.run(asyncio.sleep(0.1))
+            await asyncio.sleep(0.1)
         port = int(told.read_text().splitlines()[0])
-        return asyncio.run(_look(port, url, cookie, words, picture))
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+                (tab,) = [t for t in await answer.json() if t["type"] == "page"]
+            async with session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                page = Page(socket)
+                await page.ask("Runtime.enable")
+                await page.ask("Log.enable")
+                yield page
     finally:
         process.terminate()
         process.wait(20)
+
+
+async def _look(
+    folder: Path, url: str, cookie: dict[str, str], words: list[str], picture: Path
+) -> tuple[str, str]:
+    async with opened(folder) as page:
+        stranger = await page.until(url, ["oken"], 20)
+        await page.ask("Network.setCookie", url=url, **cookie)
+        await page.ask("Page.navigate", url="about:blank")
+        shown = await page.until(url, words)
+        await asyncio.sleep(1)  # the table has its words before its last layout
+        await page.picture(picture)
+        return stranger, shown
+
+
+def look(
+    folder: Path, url: str, cookie: dict[str, str], words: list[str], picture: Path
+) -> tuple[str, str]:
+    """What a page shows without a cookie, and with it once it has the words (and its picture)."""
+    return asyncio.run(_look(folder, url, cookie, words, picture))

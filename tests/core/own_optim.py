@@ -49,6 +49,14 @@ def nothing(groups: Groups, lr: float) -> None:
     return None
 
 
+def flat(groups: Groups, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for group in groups for p in group["params"]], lr=lr)
+
+
+def closed(groups: Groups, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(groups, lr=lr)
+
+
 def halves(step: int, total_steps: int) -> float:
     return 1.0 if step < total_steps / 2 else 0.5
 

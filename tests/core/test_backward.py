@@ -1,5 +1,6 @@
 """The claim everything rests on: adjoint waves give the gradients of one autograd backward."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,8 +151,8 @@ def test_monte_carlo_samples_average_the_objective() -> None:
     network = tiny_network(5)
     rule = Rule(alpha=1.0, beta=0.0, sigma=0.3, mc_samples=64, objective="node_all_ce")
     many = wave_gradients(network, rule)
-    one = wave_gradients(network, Rule(**{**rule.__dict__, "mc_samples": 1}))
-    still = wave_gradients(network, Rule(**{**rule.__dict__, "mc_samples": 1, "sigma": 0.0}))
+    one = wave_gradients(network, replace(rule, mc_samples=1))
+    still = wave_gradients(network, replace(rule, mc_samples=1, sigma=0.0))
     name = "edges.0-2.linear.weight"
     assert (many[name] - one[name]).abs().max() > 1e-6
     assert (many[name] - still[name]).norm() < (one[name] - still[name]).norm()

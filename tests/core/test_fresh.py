@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -86,6 +87,18 @@ def test_a_parameter_without_a_rule_is_named() -> None:
     )
 
 
+def test_a_block_that_cannot_be_copied_is_named() -> None:
+    class Locked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(5, 5)
+            self.lock = threading.Lock()
+
+    blocks = [Locked() for _ in range(3)]
+    says = r"^auxiliary block 0-2: Locked cannot be copied: .*lock.*; pass auxiliary="
+    with pytest.raises(UserError, match=says):
+        TreeNetwork.from_blocks(None, blocks, nn.Linear(5, 2), example=X)
+
+
 def test_one_module_for_several_blocks_is_refused() -> None:
     block = nn.Linear(5, 5)
     with pytest.raises(UserError, match=r"^block 1, block 2, block 3: one module .*deepcopy"):
@@ -93,8 +106,12 @@ def test_one_module_for_several_blocks_is_refused() -> None:
     copies = [copy.deepcopy(block) for _ in range(3)]
     TreeNetwork.from_blocks(None, copies, nn.Linear(5, 2), example=X)
     copies[2].weight = copies[0].weight
-    with pytest.raises(UserError, match=r"^block 1, block 3: one parameter, weight, .*deepcopy"):
+    with pytest.raises(UserError, match=r"^block 1, block 3: one tensor, weight, .*deepcopy"):
         TreeNetwork.from_blocks(None, copies, nn.Linear(5, 2), example=X)
+    norm = nn.BatchNorm1d(5, affine=False)  # no parameters, but means that training moves
+    normed = [nn.Sequential(nn.Linear(5, 5), norm) for _ in range(3)]
+    with pytest.raises(UserError, match=r"^block 1, block 2: one tensor, 1.running_mean, "):
+        TreeNetwork.from_blocks(None, normed, nn.Linear(5, 2), example=X)
     seven = [copy.deepcopy(block) for _ in range(7)]
     with pytest.raises(UserError, match=r"^0-2, 0-4, 2-4, 4-6: one module .*deepcopy"):
         TreeNetwork.from_blocks(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,24 +11,19 @@ import torch
 from ray import cloudpickle
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from warm import warm_ray
 
 import treeprop_ray
-from treeprop_ray.config import RaySettings
 from treeprop_ray.core import loss
 from treeprop_ray.core.network import TreeNetwork
 from treeprop_ray.core.rule import LossRule
-from treeprop_ray.engine import runtime
-from treeprop_ray.errors import UserError
+from treeprop_ray.data.sources import check_labels
+from treeprop_ray.errors import TrainingError, UserError
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.trainer import Trainer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import the tests
-
-OWN = """
-from torch.nn import functional as F
-def smooth_l1(outputs, targets):
-    return F.smooth_l1_loss(outputs, targets, reduction="none").mean(1)
-"""
 SEED = torch.Generator().manual_seed(3)
 X = torch.randn(64, 6, generator=SEED)
 RAY = {"engine": "ray", "placement": "packed", "hosts": 2}
@@ -68,23 +62,11 @@ def task(name: str) -> tuple[TreeNetwork, Tensor, Tensor, dict[str, Any]]:
     return network(9, tokens=True), x, x.masked_fill(hidden, -100), {}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_losses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A module of the user's own, where actors find it too."""
-    folder = tmp_path_factory.mktemp("user")
-    (folder / "own_losses.py").write_text(OWN)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield
-
-
 @pytest.fixture(scope="module")
-def local_ray(own_losses: None) -> Iterator[None]:
+def local_ray() -> Iterator[None]:
     """One Ray for the file: to start it costs more than a run does."""
-    runtime.start(RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 TASKS = ["mse", "own", "bce", "weights", "masked"]
@@ -113,10 +95,7 @@ def test_both_engines_give_the_same_weights(name: str, method: str, local_ray: N
 @pytest.mark.parametrize("name", TASKS)
 def test_pieces_of_a_batch_do_not_change_the_mean(name: str) -> None:
     for method in ("tree", "bp"):
-        whole, cut = (
-            trained(name, microbatches=m, method=method, precision="float64", optimizer="sgd")
-            for m in (1, 5)
-        )
+        whole, cut = (trained(name, microbatches=m, method=method, optimizer="sgd") for m in (1, 5))
         for key, value in whole.weights.items():
             torch.testing.assert_close(cut.weights[key], value, rtol=1e-4, atol=1e-6)
 
@@ -160,6 +139,43 @@ def test_losses_are_those_of_torch() -> None:
         torch.testing.assert_close(each.sum(), loss.total(rule, logits, targets))
 
 
+def test_labels_may_have_an_axis_of_their_own() -> None:
+    logits, labels = torch.randn(8, 3), torch.tensor([0, 1, 2, -100, 1, 1, 0, 2])
+    rule = LossRule()
+    for kind in (loss.correct, loss.total):
+        assert kind(rule, logits, labels[:, None]) == kind(rule, logits, labels)
+
+
+def test_classes_stand_in_the_last_axis() -> None:
+    maps, labels = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
+    expected = F.cross_entropy(maps, labels, reduction="sum")
+    torch.testing.assert_close(loss.total(LossRule(), maps.movedim(1, -1), labels), expected)
+    with pytest.raises(UserError, match=r"gives shape \(2, 3, 4, 5\) for labels .*movedim"):
+        loss.total(LossRule(), maps, labels)
+
+
+def test_labels_are_checked_for_what_their_loss_takes() -> None:
+    y = torch.tensor([0, 2, -1, 1])
+    check_labels(y, 3, "train", LossRule(ignore_index=-1), whole=True)
+    check_labels(y - 7, 3, "train", LossRule("mse"))
+    check_labels(torch.tensor([[0.3, 1], [-100, 0]]), 2, "train", LossRule("bce"))
+    for labels, rule, says in (
+        (y, LossRule(), r"train: label -1 is outside the classes 0 … 2 \(row 2\)"),
+        (y, LossRule("bce", ignore_index=-1), r"train: label 2 is outside 0 … 1 \(row 1\)"),
+        (y - 0.5, LossRule("bce"), r"train: label -0.5 is outside 0 … 1 \(row 0\)"),
+    ):
+        with pytest.raises(UserError, match=says):
+            check_labels(labels, 3, "train", rule, whole=True)
+    words = {"epochs": 1, "batch": 64, "loss": {"ignore_index": 9, "class_weights": [1, 2, 3]}}
+    y = torch.arange(64) % 3
+    treeprop_ray.fit(network(3), X, torch.where(X[:, 0] > 0, 9, y), **words)  # three classes
+    treeprop_ray.fit(network(3), X, y % 2, **words)  # of which one is not there
+    rows = list(zip(X, y, strict=True))
+    treeprop_ray.fit(network(3), DataLoader(rows, 64), **words)
+    with pytest.raises(UserError, match=r"label 3 is outside the classes 0 … 2"):
+        treeprop_ray.fit(network(4), X, torch.arange(64) % 4, **words)
+
+
 def test_without_right_and_wrong_the_loss_is_the_score() -> None:
     summary = trained("mse").summary
     figures = summary["final"]["validation"]["full"]
@@ -185,6 +201,14 @@ def test_wrong_words_are_one_line(words: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
         treeprop_ray.fit(net, x, y, epochs=1, batch=16, **words)
     assert "\n" not in str(caught.value)
+
+
+def test_a_loss_of_every_output_with_every_target_is_one_line() -> None:
+    """Outputs (n, 1) less targets (n,) is a table (n, n)."""
+    words = {"loss": "own_losses:square", "epochs": 1, "batch": 16}
+    with pytest.raises(UserError, match=r"gives shape \(16, 16\) of outputs of shape \(16, 1\)"):
+        treeprop_ray.fit(network(1), X, X.sum(1), **words)
+    treeprop_ray.fit(network(1), X, X.sum(1, keepdim=True), **words)
 
 
 def mean_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -220,6 +244,19 @@ def test_metrics_of_ones_own_are_scored_beside_the_loss(
     assert full["mae"] == pytest.approx(float(error.mean()), rel=1e-5)
     assert full["largest"] == pytest.approx(float(error.max()), rel=1e-5)
     assert watch.summary["final"]["validation"]["spine-1"].keys() == full.keys()
+
+
+def test_metrics_that_cannot_be_are_one_line() -> None:
+    net, x, y, words = task("mse")
+    for name, metric, says in (
+        ("loss", mean_error, "^metrics=loss: is scored anyway"),
+        ("each", lambda outputs, _: outputs, "^metrics=each: .*one element"),
+        ("bad", lambda outputs, _: 1 / 0, r"^metrics=bad: ZeroDivisionError: .*test_loss.py, line"),
+    ):
+        more = {"metrics": {name: metric}, "validation": (x, y), "epochs": 1, "batch": 64}
+        with pytest.raises((UserError, TrainingError), match=says) as caught:
+            treeprop_ray.fit(net, x, y, **more, **words)
+        assert "\n" not in str(caught.value)
 
 
 def test_metrics_of_torchmetrics_are_taken() -> None:

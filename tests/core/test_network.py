@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -97,6 +99,27 @@ def test_a_misfit_names_the_block(own: list[nn.Module], head: nn.Module, message
 def test_a_wrong_auxiliary_block_is_named() -> None:
     with pytest.raises(UserError, match=r"auxiliary block .*: gives shape"):
         network(auxiliary=lambda l, r: nn.Linear(5, 6))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"head": None}, "^head: must be a torch.nn.Module, not NoneType"),
+        ({"blocks": [torch.tanh, nn.Identity()]}, "^block 1: must be a torch.nn.Module, not tanh"),
+        ({"example": [[0.0] * 5]}, "^example: must be a small batch of inputs, a tensor, not list"),
+        ({"split": "middle"}, "^split=middle: one of floor, right_full"),
+        ({"family": "poisson"}, "^family=poisson: one of gaussian, bernoulli"),
+        ({"family": "bernoulli"}, "^block 1: family=bernoulli has states between 0 and 1, .*sigm"),
+        ({"auxiliary": nn.Linear(5, 5)}, "^auxiliary: must be a function of l and r"),
+        ({"auxiliary": lambda l, r: None}, r"^auxiliary\(0, 2\): must give a torch.nn.Module, not"),
+        ({"auxiliary": lambda l, r: 1 / 0}, r"^auxiliary\(0, 2\): ZeroDivisionError.*test_network"),
+    ],
+)
+def test_what_is_no_network_is_one_line(words: dict[str, Any], says: str) -> None:
+    given = {"blocks": blocks(), "head": nn.Linear(5, 3), "example": X, **words}
+    with pytest.raises(UserError, match=says) as caught:
+        TreeNetwork.from_blocks(None, **given)
+    assert "\n" not in str(caught.value)
 
 
 def test_path_shares_weights_with_the_tree() -> None:

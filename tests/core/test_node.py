@@ -51,3 +51,17 @@ def test_noise_of_a_sample_is_that_of_its_place(places: tuple[int, int]) -> None
         return node.settle(piece)
 
     assert torch.equal(state(*places), state(0, 4)[slice(*places)])
+
+
+def test_a_block_that_gives_its_input_no_gradient_is_named_for_it() -> None:
+    class Cut(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input.detach())
+
+    tree, piece = Tree(4), Piece(0, 0, 0, 2, 2)
+    node = TreeNode(
+        tree, tree.nodes[1], nn.Linear(3, 3), Cut(3, 3), Rule(), True, lambda b, z, _: b(z)
+    )
+    node.lift(torch.ones(2, 3), piece)
+    with pytest.raises(RuntimeError, match="the block gives no gradient to its input"):
+        node.answer(torch.ones(2, 3), piece)

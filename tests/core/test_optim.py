@@ -131,6 +131,8 @@ def test_an_own_schedule_is_a_factor_on_lr() -> None:
     ("words", "line"),
     [
         ([f"optimizer={OWN}:nothing"], "gives NoneType, must give a torch.optim.Optimizer"),
+        ([f"optimizer={OWN}:flat"], "is not over the groups that the factory is given"),
+        ([f"optimizer={OWN}:closed"], r"step\(\) failed: TypeError: LBFGS"),
         (["optimizer=nowhere:adam"], "cannot be imported: ModuleNotFoundError"),
         (["optimizer=lion"], "one of adamw, adam, sgd, muon, or package.module:factory"),
         ([f"schedule={OWN}:negative"], "gives -1.0 at step 0; must be at least 0"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from conftest import engine_of
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
-from treeprop_ray import config, data, methods
+from treeprop_ray import TreeNetwork, config, data, fit, methods
 from treeprop_ray.errors import UserError
 
 GPT = ["experiment=text_small", "model.blocks=5", "model.hidden=8", "model.heads=2",
@@ -28,6 +32,37 @@ def test_not_a_bit_changes(words: list[str]) -> None:
         assert all(torch.equal(mine[key], value) for key, value in theirs.items())
 
 
+class Normed(nn.Module):
+    """With buffers that every run changes, and whose values the next one uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = spectral_norm(nn.Linear(6, 6))
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z + torch.tanh(self.norm(self.linear(z)))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"method": "bp"}, {"finish": 0.5, "finish_sweeps": 2}],  # the last goes back in two steps
+    ids=["tree", "bp", "sweeps"],
+)
+def test_buffers_that_a_run_changes_are_those_of_one_run(more: dict[str, Any]) -> None:
+    x, y = torch.randn(32, 6, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 3
+    states = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        blocks = [Normed() for _ in range(3)]
+        network = TreeNetwork.from_blocks(
+            None, blocks, nn.Linear(6, 3), example=x[:2], auxiliary=lambda l, r: Normed()
+        )
+        words = {"recompute": recompute, "microbatches": 2, "batch": 16, **more}
+        states.append(fit(network, x, y, epochs=2, **words).network.state_dict())
+    assert all(torch.equal(states[0][key], value) for key, value in states[1].items())
+
+
 def saved_bytes(words: list[str]) -> int:
     """Of what graphs keep in a step, less weights and what is kept twice."""
     settings = config.load(words)
@@ -43,7 +78,7 @@ def saved_bytes(words: list[str]) -> int:
         if node.node.l > 0 and not node.node.is_leaf:
             z = torch.randn(32, 8)
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-                node.lifts(z.requires_grad_())
+                node.lifts(node.left, z.requires_grad_(), 0)
     return kept
 
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 from ray import cloudpickle
 from torch import Tensor, nn
+from warm import warm_ray
 
 import treeprop_ray
 import treeprop_ray.core.vision
-from treeprop_ray.config import RaySettings
 from treeprop_ray.core.network import TreeNetwork
-from treeprop_ray.engine import runtime
 from treeprop_ray.errors import UserError
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.trainer import Trainer
@@ -34,9 +33,8 @@ Y = X.sum(1) % 3
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     """One Ray for the file: to start it costs more than a run does."""
-    runtime.start(RaySettings(num_cpus=4))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 class Watch(Callback):
@@ -242,6 +240,32 @@ def test_a_dict_has_its_state_under_a_known_name(local_ray: None) -> None:
     for where in ({}, RAY):
         weights = trained(net(Named), **words, **where).weights
         assert all(torch.equal(weights[k], expected[k]) for k in expected)
+
+
+def test_a_state_of_two_tensors_is_not_taken_for_one_with_a_context() -> None:
+    class Cells(nn.LSTMCell):
+        def forward(self, h: Any, c: Tensor | None = None) -> Any:
+            return super().forward(h[0], h) if c is None else super().forward(h, (h, c))
+
+    class Begin(nn.Module):
+        def __init__(self, named: bool) -> None:
+            super().__init__()
+            self.named = named
+
+        def forward(self, x: Tensor) -> Any:
+            return ((x, x), None) if self.named else (x, x)
+
+    class Last(nn.Linear):
+        def forward(self, state: Any) -> Tensor:
+            return super().forward(state[0])
+
+    def build(named: bool) -> TreeNetwork:
+        cells = [Cells(4, 4) for _ in range(3)]
+        return TreeNetwork.from_blocks(Begin(named), cells, Last(4, 3), example=torch.zeros(2, 4))
+
+    assert build(named=True).plain
+    with pytest.raises(UserError, match=r"^block 1: returns two tensors like z_0 and the context"):
+        build(named=False)
 
 
 def test_states_that_cannot_be_packed_are_one_line() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import tiny_network
 from own_data import WORDS, MapStyle, Noisy, Plain, Stateful, X, Y, rows
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from treeprop_ray import Callback, fit
 from treeprop_ray.data import Batches
@@ -39,6 +41,8 @@ def test_tensors_arrays_map_style_and_hugging_face_give_the_same_weights() -> No
     expected = trained(X, Y)
     assert_same(trained(X.numpy(), Y.numpy()), expected)
     assert_same(trained((X, Y)), expected)
+    assert_same(trained(X.double().numpy(), Y.numpy()), expected)  # the floats of the network
+    assert_same(trained(pd.DataFrame(X.numpy()), pd.Series(Y.numpy())), expected)
     assert_same(trained(TensorDataset(X, Y)), expected)
     assert_same(trained(MapStyle()), expected)
     assert_same(trained(rows(), columns=("img", "label")), expected)
@@ -66,8 +70,12 @@ def test_a_loader_brings_its_batch_size_its_collation_and_its_order() -> None:
     words = {k: v for k, v in WORDS.items() if k != "batch"}
     taken = fit(tiny_network(4).float(), DataLoader(MapStyle(2 * X), 8), **words)
     assert_same(taken.network.state_dict(), by_loader)
+    by_sampler = DataLoader(MapStyle(2 * X), batch_sampler=BatchSampler(range(50), 8, False))
+    assert_same(fit(tiny_network(4).float(), by_sampler, **words).network.state_dict(), by_loader)
     with pytest.raises(UserError, match=r"batch=16: train is a DataLoader with batches of 8"):
         trained(DataLoader(MapStyle(), 8), batch=16)
+    with pytest.raises(UserError, match=r"batch=80: train has not as many samples"):
+        trained(DataLoader(MapStyle(), 80), batch=80)
 
 
 def test_accumulation_joins_the_batches_of_a_loader() -> None:
@@ -159,6 +167,21 @@ def test_a_thread_reads_the_next_batches_and_no_further_than_the_run() -> None:
     assert set(read) <= {0, 1, 2} and ahead(3) == 3 and ahead(1) == 1
     ahead.settle()
     assert max(read) == 3
+    ahead.close()
+
+
+def test_a_process_that_the_reading_thread_forks_ends_well() -> None:
+    """As a loader's workers do; torch calls them failed otherwise, in the midst of training."""
+
+    def fork(step: int) -> int | None:
+        process = multiprocessing.get_context("fork").Process(target=int)
+        process.start()
+        process.join()
+        return process.exitcode
+
+    ahead = Ahead(fork, last=1)
+    assert ahead(0) == 0
+    ahead.close()
 
 
 @pytest.mark.parametrize("make", [Plain, Stateful, lambda: DataLoader(Noisy(), 8, shuffle=True)])
@@ -258,6 +281,8 @@ class Broken(MapStyle):
         ((MapStyle(),), {"columns": ("img", "y")}, "columns=img,y: train has no names"),
         ((X, Y - 1), {}, "train: label -1 is outside the classes 0 … 1"),
         ((X, Y), {"validation": (X, Y + 1)}, "validation: label 3 is outside the classes 0 … 2"),
+        ((X, Y), {"test": MapStyle(X, Y - 1)}, "test: label -1 is outside the classes 0 … 2"),
+        ((MapStyle(X, Y - 1),), {}, "label -1 is outside the classes, which begin at 0"),
         ((X, Y), {"validation": (X[:, :4], Y)}, "validation: x has samples of shape (4,)"),
         ((X, Y), {"test": (X, Y[:3])}, "test x has 50 samples, y has 3 labels"),
         (({"train": (X, Y), "valid": (X, Y)},), {}, "must be named train, validation and test"),

@@ -142,3 +142,14 @@ def test_mistakes_in_text_settings_are_named(
     result = command("train", *TINY, *words, f"out={tmp_path}")
     assert result.code == 2 and part in result.err and len(result.error_lines) == 1
     assert not any(tmp_path.iterdir())
+
+
+def test_the_exported_byte_tokenizer_gives_the_bytes_of_any_text(tmp_path: Path) -> None:
+    words = "Two  spaces,\n\ttabs, \u00e4 and \u6f22"
+    ours = text.Bytes()
+    ours.as_hf().save_pretrained(tmp_path)
+    from transformers import AutoTokenizer
+
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again(words)["input_ids"] == list(words.encode()) == ours.encode([words])[0]
+    assert again.decode(list(words.encode())) == words and len(again) == ours.size

@@ -9,7 +9,7 @@ import torch
 
 from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.engine.actors import HostActor, Role
-from treeprop_ray.errors import TrainingError
+from treeprop_ray.errors import ActorLost, TrainingError
 from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.schedule.ops import Call, Op
 
@@ -105,3 +105,17 @@ def test_an_update_with_clipping_sees_the_norms_of_all() -> None:
     mine.report(0, True)
     mine.apply(0, None, StepReport(square_norms={"b": 2.0}))
     assert mine.host.applied == [(0, [{"a": 1.0}, {"b": 2.0}])]  # type: ignore[attr-defined]
+    mine.apply(1, None)  # Ray does not run a report whose inputs are lost
+    assert len(mine.host.applied) == 1 and mine.done == 1  # type: ignore[attr-defined]
+
+
+def test_who_has_missed_a_call_does_not_go_on() -> None:
+    """Ray leaves out a call whose inputs are lost, and would run the next one."""
+    role = Role("r/host-0", "node 6", Doubling, (CALL,) * 4, 4, 1, starts=(0, 3))
+    mine = HostActor(role)
+    for index in (0, 1, 2, 3, 0):
+        mine.run(index, 5, packet())
+    with pytest.raises(ActorLost, match="actor r/host-0: a call of step 5 never came"):
+        mine.run(2, 5, packet())
+    with pytest.raises(ActorLost):
+        mine.report(5, True)

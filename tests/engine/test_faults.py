@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -22,7 +23,7 @@ from ray._private.internal_api import node_stats
 from simulated import machines
 
 from treeprop_ray import config, data
-from treeprop_ray.engine import driver, runtime
+from treeprop_ray.engine import crew, runtime
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.methods.tree import TreeProp
 from treeprop_ray.run import checkpoint
@@ -167,28 +168,29 @@ KINDS = ["boundary", "node-3", "node-4", "node-5", "node-1", "node-2"]  # N = 6:
         (
             ["placement=per_node"],
             KINDS,
-            {"forward": 3, "backward": 3, "optimizer": 2, "handing over its state": 2,
-             "checkpoint": 2},
+            {"forward": 2, "backward": 1, "optimizer": 1, "handing over its state": 1,
+             "checkpoint": 1},
         ),
-        (
+        pytest.param(
             ["placement=packed", "hosts=2"],
             ["host-0", "host-1"],
-            {"forward": 2, "backward": 2, "optimizer": 1, "handing over its state": 2,
+            {"forward": 2, "backward": 1, "optimizer": 1, "handing over its state": 1,
              "checkpoint": 1},
+            marks=pytest.mark.long,
         ),
     ],
     ids=["per_node", "packed"],
 )  # fmt: skip
-def test_twenty_kills_do_not_change_the_weights(
+def test_kills_in_every_phase_do_not_change_the_weights(
     local_ray: None,
     placement: list[str],
     names: list[str],
     counts: dict[str, int],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """12 kills with an actor per node (boundary, spine, inner, finest), 8 with packed actors."""
+    """Each actor of a node dies once (boundary, spine, inner, finest), packed ones three times.
+    A new actor costs seconds: `bench faults` and the laboratory kill more of them."""
     blows = blows_for(random.Random(7), names, counts)
     words = [*WORDS, "steps=30", "checkpoint_every=4", "log_every=5", "keep_last=1", "name=r",
              "keep_best=false"]  # fmt: skip
@@ -259,7 +261,7 @@ def test_a_paused_actor_is_replaced(
     local_ray: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is not dead, so Ray says nothing: only the time that a wave may take tells."""
-    monkeypatch.setattr(driver, "ANSWER_SECONDS", 5)
+    monkeypatch.setattr(crew, "ANSWER_SECONDS", 5)
     samples = data.load(config.load([]))
     alone = engine_of(config.load(WORDS), samples, 100)
     words = [*WORDS, "engine=ray", "placement=packed", "hosts=2", "max_failures=99"]
@@ -270,7 +272,8 @@ def test_a_paused_actor_is_replaced(
             engine.step(step, report=False)
             if step == 1:
                 engine.reports()
-                engine.driver.wave_timeout = 15  # a first step on a busy machine may take longer
+                # not before: a first step on a busy machine may take longer
+                engine.driver.crew.wave_timeout = 15
                 stuck = pids()["host-1"]
                 os.kill(stuck, signal.SIGSTOP)
         found = engine.state()
@@ -299,27 +302,35 @@ def memory(engine: Any) -> dict[str, float]:
     return {**found, "object store": stats.object_store_bytes_used / 1e6}
 
 
-def test_after_300_steps_memory_is_flat(local_ray: None) -> None:
-    """Packets are 131 kB here, so they lie in shared memory; one leaked per step would be 26 MB."""
+def test_memory_does_not_grow_with_the_steps(local_ray: None) -> None:
+    """Packets are 131 kB here, so they lie in shared memory; one leaked per step would be 26 MB in
+    every round. What an allocator keeps for later may grow in one round, and not in all."""
     words = ["model.blocks=3", "model.hidden=64", "batch=512", "engine=ray", "placement=packed",
              "hosts=2", "snapshot_every=10"]  # fmt: skip
-    engine = engine_of(config.load(words), data.load(config.load([])), 300)
+    engine, rounds = engine_of(config.load(words), data.load(config.load([])), 900), 4
+    growth: dict[str, float] = {}
     try:
-        for step in range(300):
-            engine.step(step, report=step % 50 == 0)
-            if step == 99:
-                before = memory(engine)
-        after = memory(engine)
-        assert engine.recovery.point[0] >= 280 and len(engine.recovery.journal) <= 20
+        for step in range(100):
+            engine.step(step, report=False)
+        used = memory(engine)
+        for first in range(100, 100 + 200 * rounds, 200):
+            for step in range(first, first + 200):
+                engine.step(step, report=step % 50 == 0)
+            before, used = used, memory(engine)
+            growth = {k: min(growth.get(k, math.inf), used[k] - before[k]) for k in before}
+            if max(growth.values()) < 10:
+                break
+        assert engine.recovery.point[0] >= step - 20 and len(engine.recovery.journal) <= 20
     finally:
         engine.close()
-    assert before.keys() == after.keys() >= {"host-0", "host-1", "driver"}
-    assert all(after[k] - before[k] < 10 for k in after), (before, after)
+    assert growth.keys() >= {"host-0", "host-1", "driver", "object store"}
+    assert max(growth.values()) < 10, growth
 
 
 # -- a whole machine ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_machine_of_three_is_lost_and_the_run_goes_on_with_two(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,7 +1,8 @@
-"""What counts as a loss, how often, and what ends a run: over the driver's own classes, no Ray."""
+"""What counts as a loss, how often, and what ends a run: over the engine's own classes, no Ray."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from ray import exceptions as known
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from test_recovery import FakeDriver, recovering
 
-from treeprop_ray.engine.driver import LOSSES, ActorLate, Driver
+from treeprop_ray.engine.crew import LOSSES, ActorLate, Crew
+from treeprop_ray.engine.stream import StreamDriver
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
 
 
@@ -23,16 +25,16 @@ def made(kind: type[RayError]) -> RayError:
     return error
 
 
-def driver_whose_get(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    driver = Driver.__new__(Driver)
-    driver.wave_timeout, driver.roles, driver.actors = 1.0, [], []
+def crew_whose_get(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Crew:
+    crew = Crew.__new__(Crew)
+    crew.wave_timeout, crew.roles, crew.actors = 1.0, [], []
 
     def get(refs: Any, timeout: float) -> Any:
         raise error
 
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs, []))
-    return driver
+    return crew
 
 
 LOST = ["OutOfMemoryError", "NodeDiedError", "WorkerCrashedError", "RaySystemError",
@@ -52,7 +54,7 @@ def test_what_ray_says_of_a_loss_is_a_loss(
         if wrapped:
             error = RayTaskError("run", "…", error, pid=1, ip="127.0.0.1", actor_repr="x")
         with pytest.raises(ActorLost, match=f"a {name}"):
-            driver_whose_get(error, patch)._get([1])
+            crew_whose_get(error, patch).get([1])
 
 
 def test_every_other_error_of_ray_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,16 +65,43 @@ def test_every_other_error_of_ray_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         with monkeypatch.context() as patch:
             patch.setattr(kind, "__str__", kind.__str__)
             with pytest.raises(TrainingError) as caught:
-                driver_whose_get(made(kind), patch)._get([1])
+                crew_whose_get(made(kind), patch).get([1])
             assert not isinstance(caught.value, ActorLost) and "\n" not in str(caught.value)
 
 
 def test_no_answer_is_a_loss_that_names_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = driver_whose_get(GetTimeoutError("late"), monkeypatch)
-    driver.roles = [type("Role", (), {"name": f"r/host-{k}"}) for k in range(2)]  # type: ignore[misc]
+    crew = crew_whose_get(GetTimeoutError("late"), monkeypatch)
+    crew.roles = [type("Role", (), {"name": f"r/host-{k}"}) for k in range(2)]  # type: ignore[misc]
     monkeypatch.setattr(ray, "wait", lambda refs, **_: ([refs[0]], [refs[1]]))
     with pytest.raises(ActorLate, match="no answer within 1 s from r/host-1"):
-        driver._get(["a", "b"])
+        crew.get(["a", "b"])
+
+
+def test_an_answer_is_not_waited_for_as_long_as_for_many_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transport=stream: a call of the driver is for many steps, an evaluation is not."""
+    waits: list[tuple[list[str], float]] = []
+
+    class Waits:
+        def get(self, refs: list[str], timeout: float) -> list[str]:
+            waits.append((refs, timeout))
+            return refs
+
+    driver = StreamDriver.__new__(StreamDriver)
+    driver.crew, driver.chunk, driver.wave_timeout = Waits(), 8, 20.0  # type: ignore[assignment]
+    driver.flight, driver.plan = (
+        deque([["steps 0 to 7"]]),
+        type("Plan", (), {"names": ["r/host-0"]}),
+    )
+    driver._gauges = type("Gauges", (), {"landed": lambda self, count: None})()
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: ([], refs))
+    assert driver.get(["score", "score"]) == ["score", "score"]
+    assert waits == [(["steps 0 to 7"], 160.0), (["score", "score"], 20.0)]
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs, []))
+    driver.flight.append(["steps 8 to 15"])
+    driver.get(["a point that is there"])
+    assert len(driver.flight) == 1  # steps go on
 
 
 # -- episodes -------------------------------------------------------------------------------------

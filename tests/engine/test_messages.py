@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from warm import warm_ray
 
 from treeprop_ray import TreeNetwork, fit
-from treeprop_ray.config import RaySettings
-from treeprop_ray.engine import runtime
 from treeprop_ray.errors import TrainingError, UserError
 
 ENGINES = [{"engine": "local"}, {"engine": "ray", "placement": "packed", "hosts": 2}]
@@ -52,9 +51,8 @@ def half_network(model, shape):
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    runtime.start(RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 def fragile() -> nn.Module:
@@ -111,7 +109,7 @@ def test_an_error_in_an_own_block_names_node_step_and_the_own_line(
 
 
 def test_an_actor_that_cannot_be_given_its_role_is_named_and_not_made_again(
-    local_ray: None, capsys: pytest.CaptureFixture[str]
+    local_ray: None, cold_actors: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     x, y = torch.randn(64, 5), torch.arange(64) % 2
     with pytest.raises(
@@ -161,20 +159,18 @@ def test_a_wrong_token_is_said_at_once() -> None:
         [Path(sys.executable).parent / "ray", *words],
         env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    ask = [
-        sys.executable, "-m", "treeprop_ray.train", "engine=ray", "steps=1",
-        f"ray.address=127.0.0.1:{port}", "--cfg",
-    ]  # fmt: skip
+    address = f"ray.address=127.0.0.1:{port}"
+    train = [sys.executable, "-m", "treeprop_ray.train", "engine=ray", address, "--cfg"]
+    doctor = [sys.executable, "-m", "treeprop_ray.doctor", address]
     try:
         wait_for(port)
-        for token, code in (("b" * 32, 2), ("a" * 32, 0)):
-            answer = subprocess.run(
-                ask, env={**env, "RAY_AUTH_TOKEN": token}, capture_output=True, text=True
-            )
-            assert answer.returncode == code, answer.stderr
-            if code:
-                (line,) = answer.stderr.strip().splitlines()
-                assert "refuses this token" in line and f"ray.address=127.0.0.1:{port}" in line
+        wrong, right = ({**env, "RAY_AUTH_TOKEN": letter * 32} for letter in "ba")
+        answer = subprocess.run(train, env=wrong, capture_output=True, text=True)
+        (line,) = answer.stderr.strip().splitlines()
+        assert answer.returncode == 2 and "refuses this token" in line and address in line
+        assert subprocess.run(train, env=right, capture_output=True).returncode == 0
+        answer = subprocess.run(doctor, env=wrong, capture_output=True, text=True)
+        assert answer.returncode == 1 and "fail  token        mismatch: 127.0.0.1" in answer.stdout
     finally:
         head.terminate()
         head.wait()
@@ -183,7 +179,7 @@ def test_a_wrong_token_is_said_at_once() -> None:
 
 def wait_for(port: int) -> None:
     """Until somebody answers."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

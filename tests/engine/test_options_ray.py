@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,26 +10,19 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny_network
+from warm import warm_ray
 
-from treeprop_ray import config, fit
+from treeprop_ray import fit
 from treeprop_ray.run import checkpoint
 
-TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS / "core"))  # own_optim
 WORDS = ["experiment=digits", "model.hidden=8", "batch=32", "steps=6", "timeline_steps=0"]
 TANH = ["model.activation=tanh", "beta=0.5", "sigma=0.05"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    from treeprop_ray.engine import runtime
-
-    with pytest.MonkeyPatch.context() as patch:  # own_optim and conftest, for the actors too
-        paths = (TESTS, TESTS / "core", os.environ.get("PYTHONPATH", ""))
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
-        runtime.start(config.RaySettings(num_cpus=2))
+    with warm_ray():
         yield
-        runtime.stop()
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from own_data import WORDS, MapStyle, Noisy, Plain, Stateful, X, Y, rows
 from ray import cloudpickle
 from torch import Tensor
 from torch.utils.data import DataLoader
+from warm import warm_ray
 
-from treeprop_ray import Callback, config, fit
-from treeprop_ray.engine import runtime
+from treeprop_ray import Callback, fit
 from treeprop_ray.errors import TrainingError, UserError
 
 for module in (own_data, conftest, sys.modules[__name__]):
@@ -36,9 +36,8 @@ NAMED = {"columns": ("img", "label")}
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
-    runtime.start(config.RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 def trained(*data: Any, **words: Any) -> dict[str, Tensor]:
@@ -97,8 +96,18 @@ class Kill(Callback):
         self.failures, self.point = run.engine.recovery.failures, run.engine.recovery.point[0]
 
 
-@pytest.mark.parametrize("kind", ["map-style", "iterable", "stateful", "loader", "shuffled-stream"])
-def test_killed_actors_do_not_change_the_weights(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "map-style",
+        "stateful",
+        *(
+            pytest.param(k, marks=pytest.mark.long)
+            for k in ("iterable", "loader", "shuffled-stream")
+        ),
+    ],
+)
+def test_killed_actors_do_not_change_the_weights(kind: str, cold_actors: None) -> None:
     """host-0 is the boundary, which reads; host-1 makes it go back to what it has in memory."""
     make, words = KINDS[kind]
     words = {**words, "steps": 16}
@@ -108,7 +117,7 @@ def test_killed_actors_do_not_change_the_weights(kind: str) -> None:
     assert kill.failures >= 2 and kill.point > 4
 
 
-def test_samples_travel_to_the_boundary_alone(tmp_path: Path) -> None:
+def test_samples_travel_to_the_boundary_alone(tmp_path: Path, cold_actors: None) -> None:
     class Where(MapStyle):
         def __setstate__(self, state: dict[str, Any]) -> None:
             self.__dict__.update(state)
@@ -130,6 +139,19 @@ def test_what_cannot_travel_is_one_line() -> None:
     with pytest.raises(UserError, match="data: cannot be sent to the boundary actor") as caught:
         trained(data, **RAY)
     assert "\n" not in str(caught.value) and "engine=local" in str(caught.value)
+    network = tiny_network(4).float()
+    network.edges["1-2"].lock = threading.Lock()
+    with pytest.raises(UserError, match=r"^part 1-2: cannot be sent to an actor: .*lock") as caught:
+        fit(network, X, Y, **WORDS, **RAY)
+    assert "\n" not in str(caught.value)
+
+
+def test_metrics_stay_where_they_are() -> None:
+    """Beside the driver: what they hold need not travel."""
+    lock = threading.Lock()
+    words = {"validation": (X, Y), "metrics": {"held": lambda outputs, _: lock.locked()}, **WORDS}
+    scores = fit(tiny_network(4).float(), X, Y, **words, **RAY).scores
+    assert scores["validation"]["full"]["held"] == 0
 
 
 def test_a_sample_that_cannot_be_read_in_the_actor_is_one_line() -> None:

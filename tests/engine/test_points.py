@@ -1,10 +1,23 @@
-"""Recovery points: who keeps whose state."""
+"""Recovery points: who keeps whose state, and what is read when some of it is gone."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
 
-from treeprop_ray.engine.points import keepers
+import pytest
+import ray
+import torch
+from ray.exceptions import ObjectLostError
+from warm import warm_ray
+
+from treeprop_ray.engine.points import Point, keepers
+from treeprop_ray.hosts.base import State
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    with warm_ray():
+        yield
 
 
 @pytest.mark.parametrize(
@@ -22,3 +35,23 @@ def test_the_next_actor_on_another_machine_keeps_a_state(
     machines: str, expected: list[int | None]
 ) -> None:
     assert keepers(list(machines)) == expected
+
+
+@ray.remote
+def gone() -> None:
+    """As `ray.get` says it of a tensor whose machine is lost."""
+    raise ObjectLostError("00" * 28, b"", "")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_who_lost_its_state_takes_its_twins(local_ray: None, index: int) -> None:
+    """Also where a part has no weights, so that no state tells of it."""
+    state: State = ({"0-1/weight": torch.ones(4)}, {"0-1/weight/m": torch.zeros(3)})
+    own, twin = (Point.of(state) for _ in range(2))
+    names, lost = [*own.names, *twin.names], gone.remote()
+    weights, optimizer = Point(names, [lost, *twin.states], whole=True).state_of(
+        ["stem", "0-1"], index
+    )
+    assert weights["0-1/weight"].sum() == 4 and list(optimizer) == ["0-1/weight/m"]
+    with pytest.raises(ObjectLostError):
+        Point(names, [lost, lost], whole=True).state_of(["stem", "0-1"], index)

@@ -9,10 +9,13 @@ import pytest
 import ray
 import torch
 from conftest import engine_of
+from warm import warm_ray
 
 from treeprop_ray import config, data
+from treeprop_ray.core.tree import Tree
 from treeprop_ray.engine import Engine
 from treeprop_ray.hosts.base import StepReport
+from treeprop_ray.schedule.workload import Part, Workload
 
 STEPS = 5
 ROUGH = ["model.activation=tanh", "alpha=1", "beta=0.5", "sigma=0.05", "clip=0.05",
@@ -26,11 +29,8 @@ LETTER = [*LITERAL, "input=sample", "ce_at=sample", "reduction=sigma", "levels=f
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    from treeprop_ray.engine import runtime
-
-    runtime.start(config.RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 def words_for(N: int, *words: str) -> list[str]:
@@ -142,6 +142,12 @@ def test_a_finish_by_backpropagation_equals_local(words: list[str], placement: l
     compare([*words, "finish=0.85"], *placement)
 
 
+def test_fewer_levels_and_sweeps_of_the_chain_equal_local() -> None:
+    """Two steps of the tree, one without its finest level, two of the chain by sweeps."""
+    words = [*GPT, "model.blocks=8", "beta=0", "coarsen=[0.1]", "finish=0.85", "finish_sweeps=2"]
+    compare(words, "placement=packed", "hosts=2")
+
+
 def test_bf16_travels_as_bf16() -> None:
     words = [*PLAIN, "model.activation=tanh", "precision=bf16", "sigma=0.01"]
     check(5, words, "placement=packed", "hosts=2")
@@ -183,7 +189,7 @@ def test_a_probe_on_actors_measures_and_leaves_what_the_local_one_does(
         assert all(torch.equal(mine[k], v) for k, v in theirs.items())
 
 
-def test_the_cff_chain_equals_one_process_even_when_an_actor_dies() -> None:
+def test_the_cff_chain_equals_one_process_even_when_an_actor_dies(cold_actors: None) -> None:
     """Two stages of training, the weights kept in between, three steps in flight."""
     words = ["method=cff", "clip=0.1", "cff.head_share=0.5", "data.augment=crop_flip"]
     samples = data.load(settings_for(6, *words))
@@ -250,9 +256,35 @@ def test_state_moves_between_engines_and_placements() -> None:
         three.close()
 
 
-def test_no_actor_is_left_after_close() -> None:
+def test_auto_plans_copies_that_give_the_weights_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blocks of a second: two copies halve the step, and microbatches=2 is what they add up."""
+    slow = Workload.even(Tree(5), 32, Part(0.0, 1 / 32), Part(), 0.0)
+    monkeypatch.setattr("treeprop_ray.methods.auto.workload", lambda *words: slow)
+    words = [*PLAIN, "microbatches=2", "sigma=0.05", "model.activation=tanh"]
     samples = data.load(config.load([]))
+    alone = engine_of(settings_for(5, *words), samples, 20)
+    spread = engine_of(settings_for(5, *words, "engine=ray"), samples, 20)
+    try:
+        assert (spread.plan.copies, len(spread.plan.names)) == (2, 1)
+        assert "placement=auto: 1 host x 2 copies" in capsys.readouterr().out
+        (mine, _), (theirs, _) = (outcome(engine)[1] for engine in (spread, alone))
+        assert all(torch.equal(mine[key], value) for key, value in theirs.items())
+    finally:
+        spread.close()
+
+
+def alive() -> set[str]:
+    actors = ray._private.state.actors().items()
+    return {key for key, actor in actors if actor["State"] == "ALIVE"}
+
+
+def test_no_actor_is_left_after_close(cold_actors: None) -> None:
+    samples = data.load(config.load([]))
+    before = alive()  # the warm ones of other tests
     engine = engine_of(settings_for(3, "engine=ray"), samples, 20)
+    assert alive() > before
     engine.close()
-    assert not [a for a in ray._private.state.actors().values() if a["State"] == "ALIVE"]
+    assert alive() <= before
     assert ray.is_initialized()  # it was running before, so it is left running

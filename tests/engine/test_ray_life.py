@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,32 +21,30 @@ from torch import Tensor, nn
 
 from treeprop_ray import TreeNetwork, config, data, fit
 from treeprop_ray.engine import runtime
-from treeprop_ray.errors import TrainingError
+from treeprop_ray.errors import TERMINATED, TrainingError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture
-def local_ray() -> Iterator[None]:
-    runtime.start(config.RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
-
-
-@pytest.fixture
-def three_machines() -> Iterator[None]:
-    """Three Ray nodes with a made-up GPU each, on this machine."""
+@pytest.fixture(scope="module")
+def three_machines() -> Iterator[str]:
+    """Three Ray nodes with a made-up GPU each, on this machine; this process has not joined."""
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 1})
     for _ in range(2):
         cluster.add_node(num_cpus=2, num_gpus=1)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    yield cluster.address
     cluster.shutdown()
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+
+@pytest.fixture
+def joined(three_machines: str) -> Iterator[None]:
+    ray.init(address=three_machines, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
 
 
 def places() -> dict[str, str]:
@@ -58,7 +56,7 @@ def places() -> dict[str, str]:
     }
 
 
-def test_actors_land_where_the_plan_says_on_three_machines(three_machines: None) -> None:
+def test_actors_land_where_the_plan_says_on_three_machines(joined: None) -> None:
     samples = data.load(config.load([]))
     base = ["engine=ray", "model.hidden=8", "device=cpu", "placement=packed"]
     spread = config.load([*base, "hosts=3", "strategy=STRICT_SPREAD", "gpus_per_actor=1"])
@@ -96,14 +94,15 @@ class Fragile(nn.Module):
         return torch.tanh(self.linear(z))
 
 
-def test_an_exception_in_one_node_surfaces_once_with_node_level_and_step(local_ray: None) -> None:
+def test_an_exception_in_one_node_surfaces_once_with_node_level_and_step(joined: None) -> None:
     own = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(4)]
     own[2] = Fragile()
     x, y = torch.randn(64, 5), torch.arange(64) % 2
     network = TreeNetwork.from_blocks(
         None, own, nn.Linear(5, 2), example=x[:2], auxiliary=lambda l, r: nn.Linear(5, 5)
     )
-    words = {"engine": "ray", "placement": "packed", "hosts": 2, "batch": 16, "epochs": 5}
+    words = {"engine": "ray", "placement": "packed", "hosts": 2, "batch": 16, "epochs": 5,
+             "device": "cpu"}  # fmt: skip
     with pytest.raises(TrainingError) as caught:
         fit(network, x, y, **words)
     node = next(n for n in network.tree.nodes.values() if (2, 3) in (n.left, n.right))
@@ -113,7 +112,7 @@ def test_an_exception_in_one_node_surfaces_once_with_node_level_and_step(local_r
     assert not places()
 
 
-def test_own_blocks_train_on_ray_as_in_one_process(local_ray: None) -> None:
+def test_own_blocks_train_on_ray_as_in_one_process(joined: None) -> None:
     def train(**where: object) -> dict[str, Tensor]:
         torch.manual_seed(0)
         own = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(4)]
@@ -122,85 +121,115 @@ def test_own_blocks_train_on_ray_as_in_one_process(local_ray: None) -> None:
         return fit(network, x, y, batch=16, epochs=2, sigma=0.1, **where).network.state_dict()
 
     alone = train()
-    for key, value in train(engine="ray", placement="packed", hosts=2).items():
+    for key, value in train(engine="ray", placement="packed", hosts=2, device="cpu").items():
         assert torch.equal(value, alone[key]), key
 
 
-def ours(folder: str) -> list[int]:
-    """Processes whose command line names the folder."""
+def ours(folder: str, kind: str = "") -> list[int]:
+    """Processes whose command line names the folder, and the kind."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                if folder.encode() in (entry / "cmdline").read_bytes():
+                command = (entry / "cmdline").read_bytes()
+                if folder.encode() in command and kind.encode() in command:
                     found.append(int(entry.name))
             except OSError:
                 continue
     return found
 
 
-def wait_until(condition: object, seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():  # type: ignore[operator]
-            return True
+def wait_until(condition: Callable[[], object]) -> None:
+    """Patiently: nothing here is about how long it takes."""
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.2)
-    return False
 
 
-def test_ctrl_c_leaves_no_process_and_the_same_command_continues(tmp_path: Path) -> None:
+def test_a_run_that_is_ended_says_one_line_leaves_nobody_and_continues(tmp_path: Path) -> None:
+    """SIGTERM keeps the step under way (143), Ctrl-C does not, a lost control store cannot; no
+    process of our Ray stays."""
     folder = tempfile.mkdtemp(prefix="tp", dir="/tmp")
-    env = {**os.environ, "RAY_TMPDIR": folder}
+    env = {**os.environ, "RAY_TMPDIR": folder, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     words = [
         sys.executable, "-m", "treeprop_ray.train", "engine=ray", "hosts=2", "placement=packed",
         "model.hidden=8", "model.blocks=3", f"out={tmp_path}", "name=r", "checkpoint_every=5",
-        "keep_last=3",
+        "keep_last=3", "epochs=100000",
     ]  # fmt: skip
-    process = subprocess.Popen(
-        [*words, "epochs=100000"],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    saved = lambda: list((tmp_path / "r" / "checkpoints").glob("step-*"))  # noqa: E731
-    assert wait_until(saved, 60)
-    assert ours(folder)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=900)
-    assert process.returncode == 1
-    assert "the same command continues" in err and "Traceback" not in err
-    assert wait_until(lambda: not ours(folder))
-    done = max(int(p.name[5:]) for p in saved())
-    again = subprocess.run(
-        [*words, f"steps={done + 2}", "epochs=100000"], env=env, capture_output=True, text=True
-    )
+
+    def steps() -> set[int]:
+        return {int(p.name[5:]) for p in (tmp_path / "r" / "checkpoints").glob("step-*")}
+
+    done = 0
+    for hurt, code, told in (
+        ("SIGTERM", TERMINATED, "terminated; the same command continues from {}"),
+        ("SIGINT", 1, "stopped; the same command continues from {}"),
+        ("gcs_server", 1, "is gone; last checkpoint: {}; this continues: python -m treeprop_ray."),
+    ):
+        process = subprocess.Popen(
+            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        earlier = done
+        wait_until(lambda: max(steps(), default=0) > earlier or process.poll() is not None)  # noqa: B023
+        assert ours(folder) and process.poll() is None
+        if hurt == "gcs_server":
+            (pid,) = ours(folder, hurt)
+            os.kill(pid, signal.SIGKILL)
+        else:
+            process.send_signal(signal.Signals[hurt])
+        out, err = process.communicate()
+        done = max(steps())
+        assert process.returncode == code, err
+        assert not earlier or f"(step {earlier} of" in out
+        (line,) = err.strip().splitlines()
+        # without its control store a run goes on until that is sure, and the line names what was
+        # the last checkpoint then
+        named = done if hurt != "gcs_server" else int(line.partition("step-")[2][:8])
+        last = tmp_path / "r" / "checkpoints" / f"step-{named:08}"
+        assert told.format(last) in line and named in steps()
+        wait_until(lambda: not ours(folder))
+    again = subprocess.run([*words, f"steps={done + 2}"], env=env, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert f"(step {done} of {done + 2})" in again.stdout
-    assert wait_until(lambda: not ours(folder))
+    wait_until(lambda: not ours(folder))
     trace = json.loads((tmp_path / "r" / "timeline.json").read_text())["traceEvents"]
     assert {"r/host-0", "r/host-1"} == {e["args"]["name"] for e in trace if e["ph"] == "M"}
     assert (tmp_path / "r" / "figures" / "waves.png").stat().st_size > 1000
 
 
-def test_an_existing_cluster_is_joined_and_left_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ray.cluster_utils import Cluster
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+print("address", cluster.address, flush=True)
+sys.stdin.read()
+assert len(cluster.list_all_nodes()) == 1
+cluster.shutdown()
+"""
 
-    from treeprop_ray import train
 
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    try:
-        words = ["engine=ray", "hosts=1", "placement=packed", "model.hidden=8", "steps=2", "name=c"]
-        assert train.main([*words, f"out={tmp_path}", f"ray.address={cluster.address}"]) == 0
-        assert not ray.is_initialized()
-        ray.init(address=cluster.address, log_to_driver=False)
-        assert len(ray.nodes()) == 1 and not places()
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_an_existing_cluster_is_joined_and_left_running(tmp_path: Path, mode: str) -> None:
+    """With a token at hand, which a cluster without tokens must not be shown."""
+    (token := tmp_path / "token").write_text("a" * 64)
+    token.chmod(0o600)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+    env |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1", "RAY_AUTH_TOKEN_PATH": str(token)}
+    pipe = subprocess.PIPE
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], env={**env, "RAY_AUTH_MODE": mode}, stdin=pipe,
+        stdout=pipe, stderr=pipe, text=True,
+    )  # fmt: skip
+    assert cluster.stdout is not None
+    address = next(line.split()[1] for line in cluster.stdout if line.startswith("address"))
+    words = ["engine=ray", "hosts=1", "placement=packed", "model.hidden=8", "steps=2", "name=c"]
+    train = [sys.executable, "-m", "treeprop_ray.train", *words, f"out={tmp_path}"]
+    ended = subprocess.run([*train, f"ray.address={address}"], env=env, capture_output=True)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "c" / "summary.json").is_file() and cluster.poll() is None
+    cluster.communicate()
+    assert cluster.returncode == 0
 
 
 def test_a_cluster_that_is_not_there_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

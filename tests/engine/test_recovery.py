@@ -26,6 +26,9 @@ class FakePoint:
     def arrived(self) -> bool:
         return True
 
+    def without(self, lost: list[int], hosts: int) -> None:
+        """Nobody else has the state of the one actor."""
+
 
 @dataclass
 class FakeDriver:
@@ -44,10 +47,10 @@ class FakeDriver:
         self.total += step
         self.steps.append(step)
 
-    def snapshot(self, step: int) -> Any:
+    def snapshot(self, step: int, since: int) -> Any:
         return FakePoint(self.total)
 
-    def restore(self, point: Any) -> None:
+    def restore(self, point: Any, step: int) -> None:
         self.total = point.total
 
     def get(self, refs: Any) -> list[Any]:
@@ -66,9 +69,13 @@ class FakeDriver:
         self.total = 0
 
 
+class FakePlan:
+    names = ("run/host-0",)
+
+
 class FakeEngine:
     def __init__(self, driver: FakeDriver) -> None:
-        self.driver = driver
+        self.driver, self.plan = driver, FakePlan()
 
 
 def recovering(driver: FakeDriver, **settings: Any) -> Recovery:
@@ -162,3 +169,39 @@ def test_no_point_passes_a_state_that_is_being_stored() -> None:
     for step in range(8, 12):
         recovery.step(step, report=False)
     assert recovery.point[0] >= 8
+
+
+@dataclass
+class Twins(FakePoint):
+    """Under way for ever, but one copy of everybody has told its state."""
+
+    def arrived(self) -> bool:
+        return False
+
+    def without(self, lost: list[int], hosts: int) -> Any:
+        return FakePoint(self.total)
+
+
+class TwinDriver(FakeDriver):
+    def snapshot(self, step: int, since: int) -> Any:
+        return Twins(self.total)
+
+
+def test_a_point_that_the_twins_have_counts_after_a_loss() -> None:
+    driver = TwinDriver(die_at={3})
+    recovery = recovering(driver)
+    recovery.settings.snapshot_every = 1
+    for step in range(6):
+        recovery.step(step, report=False)
+    assert driver.total == sum(range(6)) and recovery.replays == [1]
+
+
+def test_no_point_of_twins_passes_a_state_that_is_being_stored() -> None:
+    driver = TwinDriver(die_at={3})
+    recovery = recovering(driver)
+    recovery.settings.snapshot_every = 1
+    recovery.saving = saving = FakeSaving(1, driver)
+    for step in range(6):
+        recovery.step(step, report=False)
+    assert recovery.replays == [3] and saving.begun == [0]
+    assert driver.total == sum(range(6))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,20 +19,22 @@ from conftest import engine_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import TCPStore
+from warm import warm_ray
 
 from treeprop_ray import config, data
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.engine import LocalEngine, runtime
+from treeprop_ray.engine import LocalEngine
 from treeprop_ray.engine.actors import Role
 from treeprop_ray.engine.direct import Direct, partners
-from treeprop_ray.engine.links import Address, WireBroken
+from treeprop_ray.engine.links import Address, WireBroken, timeval
 from treeprop_ray.engine.stream import STEP, StreamActor
 from treeprop_ray.engine.wire import KINDS, SMALL, Wire
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.hosts.base import Host
 from treeprop_ray.methods import job_of
-from treeprop_ray.schedule.placement import Cluster, lines
+from treeprop_ray.schedule.cluster import Cluster
+from treeprop_ray.schedule.placement import lines
 from treeprop_ray.schedule.placement import pack as packed
 from treeprop_ray.schedule.programs import programs
 from treeprop_ray.schedule.tree import one_step
@@ -41,9 +45,8 @@ BASE = ["model.blocks=5", "model.hidden=8", "batch=32", "model.activation=tanh",
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    runtime.start(config.RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 @given(st.integers(2, 40), st.integers(1, 6), st.integers(1, 3), st.booleans())
@@ -76,16 +79,34 @@ def test_every_packet_that_is_given_is_taken_once_and_nobody_waits_for_ever(
     assert sum(len(p.turns) for p in all_programs) == len(calls)
 
 
-@pytest.fixture(params=[True, False], ids=["shared", "tcp"])
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, Wire]]:
-    """Two ends in this process, over shared memory and as between machines."""
-    ends = [Wire("127.0.0.1", bytes(32), 60.0, shares=request.param) for _ in range(2)]
+@contextlib.contextmanager
+def joined(shares: bool, patience: float = 60.0) -> Iterator[tuple[Wire, Wire]]:
+    """Two ends in this process, over shared memory or as between machines."""
+    ends = [Wire("127.0.0.1", bytes(32), patience, shares) for _ in range(2)]
     addresses = [end.address for end in ends]
     with ThreadPoolExecutor() as pool:  # each waits for the other
         list(pool.map(lambda rank: ends[rank].join(rank, addresses, [1 - rank]), range(2)))
     yield ends[0], ends[1]
     for end in ends:
         end.close()
+
+
+@pytest.fixture(params=[True, False], ids=["shared", "tcp"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, Wire]]:
+    with joined(request.param) as ends:
+        yield ends
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["shared", "tcp"])
+def test_who_waits_in_vain_leaves(shares: bool) -> None:
+    with joined(shares, 2.5) as (one, two):
+        one.send(1, [torch.ones(3)])
+        two.take(0)
+        for link in (*one.links.values(), *two.links.values()):
+            link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(0.01))
+        with pytest.raises(WireBroken, match=r"connection to peer 0: no packet within 2\.5 s"):
+            two.take(0)
+    assert timeval(0) == timeval(1e-9) != timeval(1e30)  # never 0, which is for ever
 
 
 @pytest.mark.parametrize("size", [0, 3, SMALL, 10 * SMALL])
@@ -296,7 +317,7 @@ def pids() -> dict[str, int]:
     }
 
 
-def test_killed_actors_leave_the_weights_as_they_were(local_ray: None) -> None:
+def test_killed_actors_leave_the_weights_as_they_were(local_ray: None, cold_actors: None) -> None:
     words = [*BASE, "beta=0.5", "clip=0.05", "microbatches=2", "finish=0.5"]  # from step 20 on
     samples = data.load(config.load(words))
     oracle = engine_of(config.load(words), samples, 60)

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from conftest import engine_of
+from warm import warm_ray
 
 from treeprop_ray import config, data, methods
 from treeprop_ray.core.rule import cut
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host
-from treeprop_ray.schedule.placement import Cluster
+from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.time import one_time_step
 
 STEPS = 4
@@ -20,11 +21,8 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    from treeprop_ray.engine import runtime
-
-    runtime.start(config.RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 def hosts_of(job: methods.Job) -> list[Host]:

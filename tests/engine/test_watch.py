@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from treeprop_ray.engine import network, watch
+from treeprop_ray.engine.ray import RayEngine
 from treeprop_ray.engine.watch import Watch, reached
 
 
@@ -50,23 +52,55 @@ def test_a_short_absence_is_forgiven_and_a_long_one_is_not() -> None:
     assert watch.EVERY * watch.PATIENCE["control store"] < 30  # what is promised
 
 
-ENDS = """
-from test_watch import idle_watch
-idle_watch("127.0.0.1:1", "").end("control store")
-"""
-
-
 def test_the_end_is_one_line_with_the_way_on() -> None:
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [
+    """In a process of its own, which it ends."""
+    read, write = os.pipe()
+    child = os.fork()  # rather than a new one, which would import torch for seconds
+    if not child:
+        with contextlib.suppress(BaseException):
+            sys.stderr = os.fdopen(write, "w")
+            idle_watch("127.0.0.1:1", "").end("control store")
+        os._exit(99)
+    os.close(write)
+    with os.fdopen(read) as told:
+        lines = told.read().splitlines()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert lines == [
         "failed: Ray's control store (127.0.0.1:1) is gone; last checkpoint: step-4; "
         "this continues: python train"
     ]
+
+
+def test_the_watch_lasts_until_the_actors_are_ended() -> None:
+    """To end them asks the control store, and Ray waits a minute for a lost one."""
+    told: list[str] = []
+
+    class Told:
+        def __init__(self, word: str) -> None:
+            self.stop = self.close = lambda: told.append(word)
+
+    engine = RayEngine.__new__(RayEngine)
+    engine.owns_ray = False
+    engine.driver, engine._watch = Told("actors"), Told("watch")  # type: ignore[assignment]
+    engine.close()
+    assert told == ["actors", "watch"]
+
+
+SILENT = """
+import os, sys
+from treeprop_ray.engine.watch import LastWord
+word = LastWord("failed: somebody ended this")
+if sys.argv[1] == "done":
+    word.done()
+    word.done()
+os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("done", ""), ("gone", "failed: somebody ended this\n")])
+def test_a_process_that_is_ended_without_a_word_has_a_last_one(how: str, said: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", SILENT, how], capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stderr == said
 
 
 # -- who cannot reach whom ------------------------------------------------------------------------

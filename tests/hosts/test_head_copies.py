@@ -15,7 +15,9 @@ from treeprop_ray.engine import LocalEngine
 from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.head import HeadCopy
 from treeprop_ray.methods import job_of
-from treeprop_ray.schedule.placement import Cluster, copies_for
+from treeprop_ray.schedule.cluster import Cluster
+from treeprop_ray.schedule.ops import STEP
+from treeprop_ray.schedule.placement import copies_for
 
 MLP = ["model.blocks=12", "model.hidden=8", "batch=24", "model.activation=tanh", "sigma=0.05"]
 GPT = ["experiment=text_small", "model.blocks=7", "model.output_block=true", "model.hidden=8",
@@ -27,6 +29,7 @@ CASES = {
     "beta": [*MLP, "objective=node", "beta=0.5", "head_copies=3", "microbatches=2"],
     "vjp": [*MLP, "objective=node_all_ce", "beta=0.5", "correction=vjp", "head_copies=2"],
     "tied": [*GPT, "objective=node_all_ce", "head_copies=2", "microbatches=3", "clip=0.5"],
+    "finish": [*GPT, "objective=node_all_ce", "head_copies=2", "microbatches=2", "finish=0.9"],
     "frozen": [*GPT, "objective=node_all_ce", "head_copies=1", "freeze=[head]"],
 }
 
@@ -44,9 +47,10 @@ def test_copies_of_the_head_are_bitwise_the_local_engine(words: list[str], where
     assert sum(isinstance(host, HeadCopy) for host in hosts) == settings.head_copies
     calls = job.method.calls(job, plan)
     assert len({c.host for c in calls if c.phase == "head"}) >= settings.head_copies
+    passes = {STEP: calls, **job.method.other_calls(job, plan)}
     for number in range(3):
         oracle.step(number, report=False)
-        step(hosts, job, calls, number)
+        step(hosts, job, passes[job.pass_at(number)], number)
     for kind in (0, 1):
         theirs = {k: v for host in hosts for k, v in host.state()[kind].items()}
         mine = oracle.state()[kind]

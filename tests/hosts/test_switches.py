@@ -13,7 +13,7 @@ from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rng import normal_rows
 from treeprop_ray.core.rule import Rule, cut
 from treeprop_ray.hosts.base import Held, StepReport
-from treeprop_ray.schedule.placement import Cluster
+from treeprop_ray.schedule.cluster import Cluster
 
 SWITCHES: list[dict[str, Any]] = [
     {"input": "sample"},

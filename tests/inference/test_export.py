@@ -64,6 +64,7 @@ def test_weights_load_into_a_hand_written_sequential(
     assert about["path"] == [0, 4, 8] and about["input_shape"] == [1, 8, 8]
     assert about["parameters"] == sum(v.numel() for v in state.values())
     assert sorted(about["tensors"]) == sorted(state)
+    assert len({path.stat().st_mode for path in target.glob("model.*")}) == 1
 
 
 def test_evaluate_agrees_with_the_summary(command: Command, run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from conftest import Result
 from test_gpt import BLOCKS, network_of, roughen
 
+from treeprop_ray.inference import drafting
 from treeprop_ray.inference.decoding import (
     Decoder,
     Sampler,
@@ -90,6 +92,45 @@ def test_accepted_drafts_are_distributed_as_the_full_chain_says() -> None:
     )
 
 
+@pytest.mark.parametrize("offer", [drafting.Offer("spine-1", 3, 9.0), drafting.Offer("", 0, 1.0)])
+def test_auto_drafts_give_the_tokens_of_plain_decoding(
+    offer: drafting.Offer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a path promises much or none anything; drafting may be given up and taken up."""
+    monkeypatch.setattr(drafting, "best_offer", lambda acceptance, times: offer)
+    monkeypatch.setattr(drafting, "TRIAL", 5)
+    monkeypatch.setattr(drafting, "REST", 1)
+    monkeypatch.setattr(drafting, "DOUBT", 1)
+    chain, *shorts = decoders(BLOCKS[0], "full", "spine-1", "spine-2")
+    greedy, named = Sampler(temperature=0), dict(zip(("spine-1", "spine-2"), shorts, strict=True))
+    plain = decode(chain, TEXT[:4], 60, greedy, 1)
+    found = drafting.decode_auto(chain, named, TEXT[:4], 60, greedy, 1)
+    assert found.tokens == plain.tokens
+    assert bool(found.drafters) == bool(found.drafted) == bool(offer.path)
+
+
+def test_the_offer_follows_acceptance_and_times() -> None:
+    sure, unsure = [1.0] * 4000, [0.0] * 4000
+    times = drafting.Times(deque([1.0]), deque([1.0]), {"a": 0.1, "b": 0.5})
+    assert drafting.expected_tokens(sure)[3] == 4 and drafting.expected_tokens(unsure)[3] == 1
+    # from the first place 1 + 0.5 + 0.5 * 0.8, from the second 1 + 0.8
+    assert drafting.expected_tokens([0.5, 0.8]) == pytest.approx([1, 1.65, 1.65 + 0.4])
+    best = drafting.best_offer({"a": sure, "b": sure}, times)
+    assert best.path == "a" and best.ahead == 10 and best.gain == pytest.approx(11 / 2, rel=0.02)
+    # a dear path that is right beats a cheap one that is wrong; if nothing is right, none drafts
+    assert drafting.best_offer({"a": unsure, "b": sure}, times).path == "b"
+    assert drafting.best_offer({"a": unsure, "b": unsure}, times) == ("", 0, 1.0)
+    half = torch.tensor([1.0, 0.0] * 2000)  # every second draft is wrong: one ahead is enough
+    assert drafting.best_offer({"a": half}, times).ahead == 1
+    drafts = drafting.Drafting(drafting.Offer("a", 3, 2.0), times)
+    for _ in range(2 * drafting.SEEN):
+        drafts.note(3, 3, 1.3)
+    assert drafts.pays and drafts.ahead == 10  # all right: more at a time
+    for _ in range(2 * drafting.SEEN):
+        drafts.note(3, 0, 1.3)
+    assert not drafts.pays and drafts.ahead == 1
+
+
 def test_sampler() -> None:
     logits = torch.tensor([1.0, 3.0, 2.0, 0.0])
     assert Sampler(0).probabilities(logits).tolist() == [0, 1, 0, 0]
@@ -116,11 +157,13 @@ def test_generate_and_hugging_face_export(command: Command, tmp_path: Path) -> N
     assert plain.code == 0 and plain.out.startswith("a: [b") and "tokens/s" in plain.err
     drafted = command("generate", f"run={run}", *told, "draft=spine-1", "ahead=3")
     assert drafted.out == plain.out and "drafts accepted, same text as plain: yes" in drafted.err
+    auto = command("generate", f"run={run}", *told, "tokens=60", "draft=auto")
+    assert auto.code == 0 and "drafts by auto" in auto.err and "same text as plain: yes" in auto.err
     sampled = command("generate", f"run={run}", *told[:2], "top_k=5", "path=[0,2,3,4]")
     assert sampled.code == 0
     timed = command("bench", "generate", f"run={run}", "rounds=1", "steps=1", f"out={tmp_path}")
     table = (tmp_path / "bench_generate.md").read_text()
-    assert timed.code == 0 and table.count("| greedy ") == 7 and "| no " not in table
+    assert timed.code == 0 and table.count("| greedy ") == 8 and "| no  " not in table
 
     _, samples, _, network = open_run(str(run), "last", None)
     x = samples.inputs(samples.test.x[:2])
@@ -147,3 +190,38 @@ def test_mistakes_are_named(command: Command, tmp_path: Path) -> None:
     assert "give a run folder" in command("generate").err
     assert "prompt= : at least one" in command("generate", f"run={run}", "prompt=").err
     assert "temperature=-1" in command("generate", f"run={run}", "temperature=-1").err
+
+
+def test_a_trial_learns_what_a_draft_costs_and_ends_where_it_does_not_pay() -> None:
+    """A call of the path would cost a third of a token; looks show a whole one for a draft."""
+    times = drafting.Times(deque([1.0]), deque([1.0]), {"a": 0.3})
+    offer = drafting.best_offer({"a": [0.9] * 24}, times)
+    assert offer.gain > drafting.PROMISE
+    trial = drafting.Drafting(offer, times)
+    while trial.pays and len(trial.looks) < 100:
+        trial.note(2, 1, 1 + 2 * 1.0)  # two drafts, one of them good: two tokens in three seconds
+    assert drafting.FIRST <= len(trial.looks) < 20
+    assert times.more == pytest.approx(0.7) and times.each("a") == pytest.approx(1.0)
+    assert drafting.best_offer({"a": [0.9] * 24}, times).gain < drafting.PROMISE
+
+    times = drafting.Times(deque([1.0]), deque([1.0]), {"a": 0.1})
+    good = drafting.Drafting(drafting.Offer("a", 4, 2.0), times)
+    for _ in range(100):
+        good.note(good.ahead, good.ahead, 1 + 0.1 * good.ahead)
+        assert good.pays
+    assert good.ahead == 10  # all are right: as many as there may be
+
+
+def test_paths_are_asked_without_running_a_block_twice() -> None:
+    """What they say is what their own decoders say."""
+    shorts = decoders(BLOCKS[0], "spine-1", "spine-2")
+    named = dict(zip(("spine-1", "spine-2"), shorts, strict=True))
+    counts: dict[int, int] = {}
+    for block in {id(b): b for d in shorts for b in d.blocks}.values():
+        block.register_forward_hook(
+            lambda module, *_: counts.update({id(module): counts.get(id(module), 0) + 1})
+        )
+    said = dict(drafting.opinions(named, TEXT[:12], 3))
+    assert set(counts.values()) == {1} and len(counts) == 2
+    for name, decoder in named.items():
+        torch.testing.assert_close(said[name], decoder.logits(TEXT[:12], 3))

@@ -12,8 +12,21 @@ from ray import cloudpickle
 from lab.history import Recorded
 from lab.nemesis import Fault, Struck
 from treeprop_ray import cli, config
-from treeprop_ray.engine import driver
+from treeprop_ray.engine import crew
+from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.trainer import Trainer
+
+PROBE_EVERY = 10
+START_SECONDS = 90  # an actor may be paused while it is made
+
+
+class Probed(Callback):
+    """Faults may strike in a probe too."""
+
+    def on_step(self, run: Trainer, done: int) -> None:
+        """Probe, and throw the row away."""
+        if done % PROBE_EVERY == 0:
+            run.engine.probe(1, 0)
 
 
 def main(path: str) -> int:
@@ -22,11 +35,13 @@ def main(path: str) -> int:
     folder = Path(spec["folder"])
     for name in ("lab", "lab.history", "lab.nemesis"):  # actors cannot import the tests
         cloudpickle.register_pickle_by_value(sys.modules[name])
-    driver.ANSWER_SECONDS = spec["answer"]
+    crew.ANSWER_SECONDS = spec["answer"]
+    crew.START_SECONDS = START_SECONDS
     faults = [Fault(**fault) for fault in spec["faults"]]
 
     def run(settings: config.Settings) -> None:
-        trainer = Trainer.of(settings, command=f"python -m lab.driver {path}")
+        command = f"python -m lab.driver {path}"
+        trainer = Trainer.of(settings, command, [Probed()] if faults else [])
         method = Struck(folder, faults) if faults else Recorded(folder)
         trainer.job = replace(trainer.job, method=method)
         trainer.train()

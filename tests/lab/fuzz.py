@@ -1,43 +1,49 @@
 """Fuzz: made-up command lines over all commands, and run folders with one damaged file.
 
-    PYTHONPATH=.:tests python -m lab.fuzz lines=1500 files=300 seed=1 to=results
+    PYTHONPATH=.:tests python -m lab.fuzz lines=1500 files=300 seed=1 to=results/local
 
 A case is fine if it ends with code 0, 1 or 2 and without a traceback, with one line where the code
 is not 0; a run that trains on from a damaged folder must end with the weights of a whole one.
-"Unforeseen" counts the cases that only the last line of defence (cli.main) has caught.
+"Unforeseen" counts the cases that only the last line of defence (cli.main) has caught. Every case
+has dice of its own, and its row is written when it is done (`to`/lab_fuzz_rows.csv): the same
+command goes on where an earlier one was ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import importlib
 import io
 import json
 import os
 import random
-import re
 import shutil
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from unittest import mock
 
 import torch
 
+from lab.harms import HARMS
 from treeprop_ray import config
 from treeprop_ray.__main__ import COMMANDS
+from treeprop_ray.config import spaces
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.trainer import Trainer
 
 SMALL = ["model.hidden=8", "model.blocks=3", "batch=256", "checkpoint_every=2", "keep_last=9",
          "keep_best=false", "name=r", "loggers=[csv]", "eval_every=1000"]  # fmt: skip
-IDLE = ("tune", "bench", "doctor")  # only their words are read: running them starts clusters
+TEXT = ["model.name=gpt", "model.heads=2", "data.name=topics", "data.length=16", "data.limit=512"]
+# only their words are read: running them starts clusters, or a server that waits for readers
+IDLE = ("tune", "bench", "doctor", "watch")
 STEPS = 4
 
 
@@ -63,9 +69,22 @@ class Tally:
     rows: dict[str, Counter[str]] = field(default_factory=dict)
     bad: list[Outcome] = field(default_factory=list)
     unforeseen: list[Outcome] = field(default_factory=list)
+    path: Path | None = None  # of the rows
+    done: set[str] = field(default_factory=set)
 
-    def add(self, kind: str, outcome: Outcome) -> None:
-        """Count a case."""
+    def take_up(self, path: Path) -> None:
+        """Count the rows of earlier calls."""
+        self.path = path
+        if path.is_file():
+            with path.open(newline="") as f:
+                for row in csv.reader(f):
+                    if len(row) == 6:
+                        number, kind, code, *rest = row
+                        self.add(number, kind, Outcome(rest[0], int(code), rest[1], rest[2]), False)
+
+    def add(self, number: str, kind: str, outcome: Outcome, new: bool = True) -> None:
+        """Count a case, and keep it if it is new."""
+        self.done.add(number)
         row = self.rows.setdefault(kind, Counter())
         row.update(["cases", f"code {outcome.code}"])
         if outcome.wrong:
@@ -74,6 +93,11 @@ class Tally:
         if outcome.unforeseen:
             row.update(["unforeseen"])
             self.unforeseen.append(outcome)
+        if new and self.path:
+            told = outcome.wrong or outcome.unforeseen  # of the others the code is enough
+            case, err = (ascii(outcome.case)[:300], ascii(outcome.err)[-300:]) if told else ("", "")
+            with self.path.open("a", newline="") as f:
+                csv.writer(f).writerow([number, kind, outcome.code, case, err, outcome.wrong])
 
 
 def run(name: str, words: list[str]) -> Outcome:
@@ -144,7 +168,9 @@ def line(dice: random.Random, keys: list[str], run_folder: Path, scratch: Path) 
         words.append(f"run={run_folder}")
     if "runs" in keys and dice.random() < 0.5:
         words += [f"runs=[{run_folder}]", f"to={scratch / 'table'}"]
-    if "out" in keys:
+    if "sweep" in keys and dice.random() < 0.7:
+        words.append(f"sweep={dice.choice(spaces.shipped())}")
+    if "out" in keys and dice.random() < 0.5:  # not all that a command does has one
         words.append(f"out={scratch / 'runs'}")
     return words
 
@@ -169,87 +195,36 @@ def harmless(scratch: Path) -> Iterator[None]:
 
 def fuzz_lines(count: int, seed: int, folder: Path, tally: Tally) -> None:
     """So many command lines, the commands in turn."""
-    dice = random.Random(seed)
-    whole = trained(folder / "whole")
+    runs = wholes(folder)
     keys = {name: keys_of(name) for name in COMMANDS}
     for k in range(count):
-        name = COMMANDS[k % len(COMMANDS)]
+        dice, name, number = random.Random(f"{seed} {k}"), COMMANDS[k % len(COMMANDS)], f"line {k}"
+        if number in tally.done:
+            continue
         scratch = folder / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)
+        whole = runs[int(name == "generate")]
+        shutil.copytree(whole, scratch / "whole")  # its own: a line may write into it
         with harmless(scratch):
-            words = line(dice, keys[name], whole, scratch)
-            tally.add(f"lines: {name}", run(name, words))
+            words = line(dice, keys[name], scratch / "whole", scratch)
+            tally.add(number, f"lines: {name}", run(name, words))
 
 
 # -- damaged files --------------------------------------------------------------------------------
 
-Harm = Callable[[random.Random, Path], None]
 
-
-def flip(dice: random.Random, path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    for _ in range(min(len(raw), dice.choice([1, 1, 8]))):
-        raw[dice.randrange(len(raw))] ^= 1 << dice.randrange(8)
-    path.write_bytes(raw)
-
-
-def cut(dice: random.Random, path: Path) -> None:
-    raw = path.read_bytes()
-    path.write_bytes(raw[: dice.randrange(len(raw) + 1)])
-
-
-def noise(dice: random.Random, path: Path) -> None:
-    path.write_bytes(dice.randbytes(dice.choice([1, 50, 5000])))
-
-
-def zeros(dice: random.Random, path: Path) -> None:
-    raw = path.read_bytes()
-    at = dice.randrange(len(raw) + 1)
-    path.write_bytes(raw[:at] + b"\0" * (len(raw) - at))
-
-
-def gone(dice: random.Random, path: Path) -> None:
-    path.unlink()
-
-
-def a_folder(dice: random.Random, path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def a_loop(dice: random.Random, path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def twice(dice: random.Random, path: Path) -> None:
-    path.write_bytes(path.read_bytes() * 2)
-
-
-def other_types(dice: random.Random, path: Path) -> None:
-    """A JSON or YAML value becomes one of another type."""
-    odd = dice.choice(["null", "[]", "{}", "-1", "1e999", '"<script>"', "true", '"\\u0000"', '""'])
-    text = path.read_bytes().decode(errors="replace")
-    spots = list(re.finditer(r"(?<=: )[^,\n{\[]+", text))
-    if not spots:
-        return cut(dice, path)
-    spot = dice.choice(spots)
-    path.write_text(text[: spot.start()] + odd + text[spot.end() :])
-
-
-HARMS: Mapping[str, Harm] = {
-    "flipped bits": flip, "cut off": cut, "noise": noise, "zeros": zeros, "missing": gone,
-    "a folder": a_folder, "a loop of links": a_loop, "twice": twice, "other types": other_types,
-}  # fmt: skip
-
-
-def trained(folder: Path) -> Path:
+def trained(folder: Path, more: Sequence[str] = ()) -> Path:
     """A run with all its files, finished."""
-    words = [*SMALL, f"steps={STEPS}", f"out={folder}"]
+    words = [*SMALL, *more, f"steps={STEPS}", f"out={folder}"]
     if not (folder / "r" / "summary.json").is_file():
         with contextlib.redirect_stdout(io.StringIO()):
             Trainer.of(config.load(words)).train()
     return folder / "r"
+
+
+def wholes(folder: Path) -> tuple[Path, Path]:
+    """A run on pictures, and one on text, which can be asked to generate."""
+    return trained(folder / "whole"), trained(folder / "text", TEXT)
 
 
 def commands(root: Path) -> dict[str, list[str]]:
@@ -261,32 +236,39 @@ def commands(root: Path) -> dict[str, list[str]]:
         "probe": [at, "batches=1", "draws=0"],
         "report": [at],
         "compare": [f"runs=[{root / 'r'}]", f"to={root / 'table'}"],
-        "generate": [at],
+        "generate": [at, "tokens=4"],
         "train": [*SMALL, f"out={root}", f"steps={STEPS + 2}"],
     }
 
 
+def files_of(folder: Path) -> list[Path]:
+    """What can be damaged."""
+    found = (p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
+    return sorted(p.relative_to(folder) for p in found)
+
+
 def fuzz_files(count: int, seed: int, folder: Path, tally: Tally) -> None:
     """So many damaged run folders, one damage each."""
-    dice = random.Random(seed)
-    whole = trained(folder / "whole")
+    runs = wholes(folder)
+    files = [files_of(whole) for whole in runs]
     expected = weights(trained_further(folder / "further"))
-    files = sorted(p.relative_to(whole) for p in whole.rglob("*") if p.is_file())
-    files = [p for p in files if p.name != ".lock"]
     for k in range(count):
-        root = folder / "damaged"
+        dice, number, root = random.Random(f"{seed} {k}"), f"file {k}", folder / "damaged"
+        if number in tally.done:
+            continue
         shutil.rmtree(root, ignore_errors=True)
-        shutil.copytree(whole, root / "r")
-        victim, harm = dice.choice(files), dice.choice(sorted(HARMS))
-        HARMS[harm](dice, root / "r" / victim)
         name = list(commands(root))[k % 7]
+        kind = int(name == "generate")
+        shutil.copytree(runs[kind], root / "r")
+        victim, harm = dice.choice(files[kind]), dice.choice(sorted(HARMS))
+        HARMS[harm](dice, root / "r" / victim)
         outcome = run(name, commands(root)[name])
         outcome.case += f" ({victim}: {harm})"
         if name == "train" and outcome.code == 0 and not outcome.wrong:
             ends = weights(root / "r")
             if any(not torch.equal(ends[key], value) for key, value in expected.items()):
                 outcome.wrong = "other weights"
-        tally.add(f"files: {harm}", outcome)
+        tally.add(number, f"files: {harm}", outcome)
 
 
 def trained_further(folder: Path) -> Path:
@@ -320,6 +302,9 @@ def main(argv: list[str]) -> int:
     kinds = {f.name: type(getattr(Fuzz(), f.name)) for f in fields(Fuzz)}
     s = Fuzz(**{key: kinds[key](value) for key, value in given.items()})
     tally, began = Tally(), time.monotonic()
+    if s.to:
+        Path(s.to).mkdir(parents=True, exist_ok=True)
+        tally.take_up(Path(s.to).resolve() / "lab_fuzz_rows.csv")  # commands run elsewhere
     with tempfile.TemporaryDirectory(prefix="treeprop-fuzz-") as folder:
         fuzz_lines(s.lines, s.seed, Path(folder), tally)
         fuzz_files(s.files, s.seed, Path(folder), tally)

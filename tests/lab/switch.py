@@ -104,9 +104,9 @@ class Host:
     """A network namespace with a card of its own."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.name = number, f"treeprop{number}"
+        self.number, self.name = number, f"treeprop-{os.getpid()}-{number}"
         self.address = f"{NET}.{number + 1}"
-        card = f"tptap{number}"
+        card = f"tp{os.getpid()}-{number}"
         ip("netns", "add", self.name)
         self.tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(self.tap, TUNSETIFF, struct.pack("16sH", card.encode(), IFF_TAP | IFF_NO_PI))

@@ -163,7 +163,7 @@ def test_a_chain_of_hosts_equals_one(hosts: int) -> None:
     from treeprop_ray.benchmarks import rehearsal
     from treeprop_ray.benchmarks.random_data import random_images, random_job
     from treeprop_ray.benchmarks.step_ray import BASE
-    from treeprop_ray.schedule.placement import Cluster
+    from treeprop_ray.schedule.cluster import Cluster
 
     words = [*BASE, "method=cff", "model.hidden=12", "model.blocks=3", "batch=8", "clip=0.5",
              "placement=packed", f"hosts={min(hosts, 3)}"]  # fmt: skip

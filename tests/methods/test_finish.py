@@ -17,8 +17,8 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import State
 from treeprop_ray.models import blueprint
 from treeprop_ray.run.trainer import Trainer
+from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.ops import STEP
-from treeprop_ray.schedule.placement import Cluster
 from treeprop_ray.schedule.probe import FINISH
 
 SMALL = ["model.hidden=8", "batch=32", "model.activation=tanh", "alpha=1", "beta=0"]
@@ -128,8 +128,9 @@ def test_a_finish_along_a_short_path() -> None:
         (["precision=fp16"], ["placement=per_node"]),
         (["model.group=[2,2,3]", "model.auxiliary_layers=2", "finish_path=spine-2"], ["hosts=2"]),
         ([*GPT, "model.group=2", "model.dropout=0.1", "microbatches=2"], ["hosts=2"]),
+        ([*GPT, "microbatches=3"], ["hosts=2"]),  # sums of head and stem, which share weights
     ],
-    ids=["nodes", "scaled", "path", "gpt"],
+    ids=["nodes", "scaled", "path", "gpt", "gpt_pieces"],
 )
 def test_hosts_apart_are_bitwise_one_process(words: list[str], placement: list[str]) -> None:
     """The hosts of several actors, with tensors handed from one to the other, across the switch."""

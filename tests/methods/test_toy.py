@@ -11,9 +11,8 @@ import torch
 import toy
 from conftest import Result
 from ray import cloudpickle
+from warm import warm_ray
 
-from treeprop_ray import config
-from treeprop_ray.engine import runtime
 from treeprop_ray.methods import register
 from treeprop_ray.methods.base import METHODS
 from treeprop_ray.run import checkpoint
@@ -31,9 +30,8 @@ def registered() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    runtime.start(config.RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 def test_a_method_of_one_file_trains_alike_in_one_process_and_on_actors(

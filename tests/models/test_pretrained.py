@@ -10,11 +10,13 @@ import pytest
 import torch
 from conftest import tiny_network
 from torch import Tensor
+from warm import warm_ray
 
 import treeprop_ray.core.vision  # noqa: F401  (before transformers, which imports torchvision)
-from treeprop_ray import TreeNetwork, config, fit
-from treeprop_ray.engine import runtime
+from treeprop_ray import TreeNetwork, fit
+from treeprop_ray.core.network import named
 from treeprop_ray.errors import UserError
+from treeprop_ray.run.initial import HuggingFace
 
 import transformers as hf  # isort: skip
 
@@ -92,6 +94,50 @@ def test_the_chain_has_the_models_logits_and_comes_back_as_the_model(
     assert torch.equal(logits_of(taken_up, x), expected)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_eager_attention_has_its_masks(name: str) -> None:
+    """Without one it would see what comes; sdpa is causal by itself."""
+    model, x = model_of(name)
+    model.set_attn_implementation("eager")
+    x[:4, 6:] = model.config.pad_token_id = 0
+    for padding in (False, True):
+        there = x != 0 if padding else torch.ones_like(x).bool()
+        with torch.no_grad():
+            expected = model(x, attention_mask=there.long()).logits
+        network = TreeNetwork.from_pretrained(model, padding=padding)
+        torch.testing.assert_close(logits_of(network, x)[there], expected[there])
+    model.config._attn_implementation = "flex_attention"
+    with pytest.raises(UserError, match="attn_implementation=flex_attention: one of sdpa, eager"):
+        TreeNetwork.from_pretrained(model)
+
+
+def test_a_folder_comes_back_with_what_is_not_weights(tmp_path: Path) -> None:
+    """And in float32: half the digits lose the steps of an optimizer."""
+    model, x = model_of("gpt2")
+    model.generation_config.update(do_sample=True, temperature=0.7)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    network = TreeNetwork.from_pretrained(tmp_path / "half")
+    assert {p.dtype for p in network.parameters()} == {torch.float32}
+    network.save_pretrained(tmp_path / "full")
+    assert hf.GenerationConfig.from_pretrained(tmp_path / "full").temperature == 0.7
+    assert not list((tmp_path / "full").glob("*token*"))  # there was no tokenizer
+    with pytest.raises(UserError, match=r"^network: its weights are bfloat16.*precision=bf16"):
+        fit(TreeNetwork.from_pretrained(model), x[:, :-1], x[:, 1:], batch=4)
+    vit().save_pretrained(tmp_path / "vit")
+    hf.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "vit")
+    TreeNetwork.from_pretrained(tmp_path / "vit").save_pretrained(tmp_path / "pictures")
+    assert (tmp_path / "pictures" / "preprocessor_config.json").is_file()
+
+
+def test_what_would_train_or_save_something_else_is_one_line(tmp_path: Path) -> None:
+    model, x = model_of("gpt2")
+    with pytest.raises(UserError, match=r"^labels: are the tokens themselves"):
+        fit(TreeNetwork.from_pretrained(model), x, x, batch=4)
+    model.config.scale_attn_by_inverse_layer_idx = True
+    with pytest.raises(UserError, match=r"^path=spine-2: its layers would stand at other places"):
+        TreeNetwork.from_pretrained(model).save_pretrained(tmp_path, path="spine-2")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_short_path_is_a_model_with_fewer_layers(name: str, tmp_path: Path) -> None:
     model, x = model_of(name)
@@ -117,7 +163,7 @@ def test_several_layers_in_a_block(name: str, tmp_path: Path) -> None:
     assert network.tree.N == 4 and torch.equal(logits_of(network, x), expected)
     words = {"epochs": 1, "batch": 4, "sigma": 0.01, "alpha": 1.0, "beta": 0.0, "finish": 0.5}
     before = {k: v.clone() for k, v in network.state_dict().items()}
-    fit(network, x, x, **words)
+    fit(network, x, x.roll(-1, 1), **words)
     after = network.state_dict()
     layers = [f"edges.{i // 2}-{i // 2 + 1}.{i}-{i + 1}." for i in range(6)]
     for layer in layers:
@@ -150,11 +196,20 @@ def test_padding_is_left_out_as_transformers_does() -> None:
     assert torch.allclose(logits_of(network, x)[there], expected[there], atol=1e-6)
 
 
+def test_padding_that_attention_reads_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    _, x = model_of("bert")
+    x[3, 6:] = 0
+    for padding in (False, True):
+        network = TreeNetwork.from_pretrained(bert_classes(), padding=padding)
+        fit(network, x, torch.arange(8) % 2, batch=8, epochs=1)
+        line = "warning: samples end in pad_token_id=0, which attention reads; from_pretrained"
+        assert (line in capsys.readouterr().err) is not padding
+
+
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    runtime.start(config.RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert_classes", "vit"])
@@ -196,6 +251,32 @@ def test_a_run_starts_from_a_folder_on_both_engines(
         )
         if name == "gpt2":
             return  # its tied table is the only difference; one engine will do
+
+
+def test_blocks_that_are_run_again_get_their_context_again() -> None:
+    """recompute=true with rotary embeddings: not a bit changes."""
+    states = []
+    for recompute in (False, True):
+        model, x = model_of("llama")
+        network = TreeNetwork.from_pretrained(model)
+        fit(network, x[:, :-1], x[:, 1:], epochs=1, batch=4, recompute=recompute)
+        states.append(network.state_dict())
+    assert all(torch.equal(states[0][key], value) for key, value in states[1].items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parts_are_read_from_the_files_without_the_rest(name: str, tmp_path: Path) -> None:
+    model, _ = model_of(name)
+    model.save_pretrained(tmp_path, max_shard_size="8KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    network = TreeNetwork.from_pretrained(tmp_path)
+    source = HuggingFace("here", str(tmp_path), network.tree, as_gpt=False)
+    assert (source.stored() is None) is (name == "vit")  # Transformers renames its tensors
+    keys, shapes = source.contents(network.tree)
+    for part, tensors in source.read(keys, list(named(network.parts()))):
+        expected = named(network.parts())[part].state_dict()
+        assert tensors.keys() == expected.keys() == shapes[part].keys()
+        assert all(torch.equal(tensors[key], value) for key, value in expected.items())
 
 
 def test_a_folder_that_does_not_fit_is_one_line(tmp_path: Path) -> None:

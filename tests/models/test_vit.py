@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import Result, engine_of, local_engine
 from test_backward import gradients
 from test_ray import assert_same
+from warm import warm_ray
 
 from treeprop_ray import config, data
 from treeprop_ray.config import Settings
@@ -23,9 +27,12 @@ from treeprop_ray.data import Batches, DataSet, Shape, Split
 from treeprop_ray.data.images import unit_scale
 from treeprop_ray.engine import Engine
 from treeprop_ray.hosts.base import StepReport
-from treeprop_ray.inference import adaptive
-from treeprop_ray.inference.paths import score_network
+from treeprop_ray.inference import adaptive, calibration, outcome
+from treeprop_ray.inference.calibration import calibrate, paths_of
+from treeprop_ray.inference.early_exit import Calibration, EarlyExit, Readout, read
+from treeprop_ray.inference.readout import readouts
 from treeprop_ray.models import blueprint
+from treeprop_ray.run.reading import open_run
 
 Command = Callable[..., Result]
 # on the embedded digits: 8x8 pixels, so patch 4 gives four tokens
@@ -103,11 +110,8 @@ def dropout_settings(*words: str) -> Settings:
 
 @pytest.fixture
 def cluster() -> Iterator[None]:
-    from treeprop_ray.engine import runtime
-
-    runtime.start(config.RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 def test_two_actors_equal_local_with_dropout_and_augmentation(cluster: None) -> None:
@@ -192,45 +196,162 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "vit"
 
 
-def test_adaptive_ends_are_the_shortest_and_the_full_path(command: Command, run: Path) -> None:
+def test_adaptive_inference_is_calibrated_on_validation(command: Command, run: Path) -> None:
     fixed = command("evaluate", f"run={run}").out
     accuracy = {row.split()[0]: row.split()[2] for row in fixed.splitlines()[2:]}
-    result = command("evaluate", f"run={run}", "mode=adaptive", "threshold=[1,0,0.4]")
-    rows = [row.split() for row in result.out.splitlines()[2:5]]
-    assert [row[0] for row in rows] == ["0", "0.4", "1"]
-    assert (rows[0][1], rows[0][3]) == (accuracy["spine-1"], "1.00")
-    assert (rows[2][1], rows[2][3]) == (accuracy["full"], "10.00")
-    assert 1 <= float(rows[1][3]) <= 10
+    result = command("evaluate", f"run={run}", "mode=adaptive", "blocks=[1,2]", f"out={run}/t")
+    assert result.code == 0, result.err
+    rows = [row.split() for row in result.out.splitlines()[2:4]]
+    assert [row[0] for row in rows] == ["1", "2"]
+    one, blocks, as_trained, as_read = (rows[0][k] for k in (1, 3, 4, 6))
+    assert (blocks, as_trained) == ("1.00", accuracy["spine-1"])  # nobody can stop earlier
+    assert one == as_read
     assert (run / "figures" / "adaptive.png").stat().st_size > 1000
-    stored = command("evaluate", f"run={run}", "mode=adaptive", "threshold=0.9", f"out={run}/t")
-    assert stored.code == 0
     with (run / "t" / "adaptive.csv").open(newline="") as f:
-        (line,) = csv.DictReader(f)
-    shares = [float(value) for key, value in line.items() if key.startswith("leave at")]
-    assert line["threshold"] == "0.9" and sum(shares) == pytest.approx(100)
+        first, second = csv.DictReader(f)
+    shares = [float(value) for key, value in second.items() if key.startswith("leave at")]
+    assert first["blocks"] == "1" and sum(shares) == pytest.approx(100)
     page = (run / "t" / "adaptive.md").read_text()
     assert "seed 1, 2 epochs" in page and (run / "t" / "adaptive.png").is_file()
 
+    ends = command("evaluate", f"run={run}", "mode=adaptive", "threshold=[0,1]")
+    low, high = (row.split() for row in ends.out.splitlines()[2:4])
+    found = Calibration.read(run)
+    assert float(low[3]) == found.exits[0].blocks and float(high[3]) == found.exits[-1].blocks
 
-def test_threshold_one_is_the_full_path_even_for_saturated_logits() -> None:
-    samples = random_images(8, 300, torch.float32)
-    network = TreeNetwork.from_blueprint(blueprint(config.load(TINY), samples), Tree(8), 1)
-    with torch.no_grad():
-        network.block((7, 8)).classify.weight.mul_(1e4)  # every softmax rounds to 1
-    exits = adaptive.look(network, samples.batches("test"))
-    point = adaptive.at_threshold(exits, 1.0)
-    full = score_network(network, {"full": network.tree.chain}, samples.batches("test"))["full"]
-    assert point.accuracy == full.accuracy and point.left_at == (0, 0, 0, 1)
-    assert adaptive.at_threshold(exits, 0.999).left_at[0] > 0.9
+
+def test_the_network_that_stops_answers_as_the_table_says(
+    command: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, and as programs that need torch alone."""
+    monkeypatch.setattr(calibration, "MOST_EXITS", 2)  # every part is a program to export
+    assert command("evaluate", f"run={run}", "mode=adaptive").code == 0
+    _, samples, _, network = open_run(str(run), "last", None)
+    thresholds = [0.3] * len(Calibration.read(run).exits)
+    assert isinstance(network, TreeNetwork)
+    views = outcome.look(network, paths_of(network.tree), samples.batches("test"))
+    found = adaptive.early_exit(str(run))
+    exits = found.calibration.exits
+    expected = outcome.outcome(*views.answers(exits), [e.blocks for e in exits], thresholds)
+    assert command("export", f"run={run}", "path=adaptive", f"to={tmp_path}").code == 0
+    assert {"early_exit.py", "adaptive.json", "stem.pt2"} <= {p.name for p in tmp_path.iterdir()}
+    x = torch.cat([x for x, _ in samples.batches("test")])
+    for program in (found, EarlyExit.load(tmp_path)):
+        answer = program.at(x, thresholds)
+        assert float(answer.blocks.double().mean()) == pytest.approx(expected.blocks)
+        right = (answer.labels == views.y).double().mean()
+        assert float(right) == pytest.approx(expected.accuracy)
+        assert program(x[:1], blocks=1).blocks.tolist() == [exits[0].blocks]
+
+
+def test_a_server_answers_with_fewer_blocks_when_many_wait(command: Command, run: Path) -> None:
+    assert command("evaluate", f"run={run}", "mode=adaptive").code == 0
+    module = load_example("serve_depth")
+    server = module.DepthServer(str(run), deep=3, shallow=1, crowd=8)
+    budgets: list[float] = []
+    network = server.network
+    server.network = lambda x, blocks: (budgets.append(blocks), network(x, blocks))[1]
+    x = torch.rand(40, 1, 8, 8)
+
+    async def one_then_many() -> list[dict[str, float]]:
+        first = await server.answer(x[0])
+        rest = await asyncio.gather(*map(server.answer, x))
+        return [first, *rest]
+
+    answers = asyncio.run(one_then_many())
+    assert len(answers) == 41 and all(0 <= a["label"] < 10 for a in answers)
+    assert budgets[0] == 3 and budgets[1] == 1  # alone, and with forty in the queue
+
+
+def load_example(name: str) -> Any:
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_export_of_exits_needs_their_calibration(command: Command, run: Path) -> None:
+    (run / "adaptive.json").unlink(missing_ok=True)
+    result = command("export", f"run={run}", "path=adaptive")
+    assert result.code == 2 and "mode=adaptive makes it" in result.err
+    (run / "adaptive.json").write_text("{}")
+    assert "cannot be read" in command("export", f"run={run}", "path=adaptive").err
+    (run / "adaptive.json").unlink()
 
 
 def test_a_sample_leaves_at_its_first_confident_exit() -> None:
-    confidence = torch.tensor([[0.9, 0.2, 0.3], [0.95, 0.8, 0.4], [0.1, 0.2, 0.5]])
+    confidence = torch.tensor([[0.9, 0.2, 0.3], [0.95, 0.8, 0.4], [0.1, 0.2, 0.5]]).double()
     correct = torch.tensor([[True, False, False], [False, True, False], [False, False, True]])
-    exits = adaptive.Exits(("a", "b", "c"), (1, 2, 9), confidence.double(), correct)
-    point = adaptive.at_threshold(exits, 0.75)
+    point = outcome.outcome(confidence, correct, (1, 2, 9), [0.75] * 3)
     assert point.left_at == pytest.approx((1 / 3, 1 / 3, 1 / 3))
     assert point.accuracy == 1.0 and point.blocks == pytest.approx(4)
+
+
+def test_calibration_finds_temperatures_exits_and_thresholds() -> None:
+    """Made-up paths: a cheap one that is right on easy samples and too sure, a dear one that is
+    right on all, and others that only guess."""
+    generator = torch.Generator().manual_seed(0)
+    tree, n = Tree(8), 2000
+    y = torch.randint(0, 4, (n,), generator=generator)
+    easy = torch.rand(n, generator=generator) < 0.5
+    truth = torch.nn.functional.one_hot(y, 4).double()
+
+    def noise() -> torch.Tensor:
+        return torch.randn(n, 4, generator=generator, dtype=torch.double)
+
+    logits = {name: noise() for name in paths_of(tree)}
+    logits["spine-1"] = 5 * (4 * truth * easy[:, None] + noise())  # five times too sure
+    logits["spine-3"] = 4 * truth + noise()
+    views = outcome.Views(paths_of(tree), torch.stack(list(logits.values())), y)
+    reading = readouts(views)
+    found = calibrate(views, tree, 7, reading)
+    assert found.exits[0].name == "spine-1" and found.step == 7
+    assert "spine-3" in [e.name for e in found.exits] and len(found.exits) <= 3
+    assert found.exits[0].readout.temperature > 2 and not any(r.matrix for r in reading)
+    fixed = adaptive.fixed_paths(views, tree)
+    policy = found.policy(2.2)
+    assert policy.blocks <= 2.2
+    assert policy.accuracy > adaptive.at_equal_blocks(fixed, policy.blocks) + 0.05
+    assert [p.blocks for p in found.policies] == sorted(p.blocks for p in found.policies)
+    most = found.policies[-1].blocks  # a budget beyond it would repeat the row
+    assert [b >= most for b in adaptive.default_budgets(found)].count(True) == 1
+
+
+def made_up(seed: int, n: int, turned: bool = True) -> outcome.Views:
+    """A path that takes every class for the next one, and is unsure of it."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 5, (n,), generator=generator)
+    truth = torch.nn.functional.one_hot(y, 5).double()
+    noise = torch.randn(n, 5, generator=generator, dtype=torch.double)
+    return outcome.Views({"full": [0, 8]}, (truth.roll(int(turned), 1) * 2 + noise)[None], y)
+
+
+def test_a_reading_maps_logits_as_training_samples_say() -> None:
+    views, test = made_up(1, 500), made_up(2, 2000)
+    (plain,) = readouts(views)
+    (mapped,) = readouts(views, made_up(0, 2000))
+    accuracy = {
+        r: float((read(test.logits[0], r).argmax(-1) == test.y).double().mean())
+        for r in (plain, mapped)
+    }
+    assert accuracy[plain] < 0.2 and accuracy[mapped] > 0.7 and len(mapped.matrix) == 5
+    best = torch.nn.functional.nll_loss(read(views.logits[0], mapped), views.y)
+    for factor in (0.9, 1.1):  # its temperature is the best one
+        other = Readout(mapped.temperature * factor, mapped.matrix, mapped.bias)
+        assert torch.nn.functional.nll_loss(read(views.logits[0], other), views.y) > best
+
+
+def test_a_map_that_holds_on_training_samples_only_is_left_out() -> None:
+    (reading,) = readouts(made_up(1, 500, turned=False), made_up(0, 2000))
+    assert reading.matrix == () and reading.bias == ()
+
+
+def test_single_paths_are_mixed_to_compare_at_equal_blocks() -> None:
+    fixed = {"a": (1, 0.4), "b": (3, 0.6), "poor": (2, 0.1)}
+    assert adaptive.at_equal_blocks(fixed, 2) == pytest.approx(0.5)
+    assert adaptive.at_equal_blocks(fixed, 5) == 0.6 and adaptive.at_equal_blocks(fixed, 1) == 0.4
 
 
 @pytest.mark.parametrize(
@@ -238,7 +359,7 @@ def test_a_sample_leaves_at_its_first_confident_exit() -> None:
 )
 def test_blocks_run_count_shared_beginnings_once(N: int, blocks: tuple[int, ...]) -> None:
     tree = Tree(N)
-    assert adaptive.blocks_run(tree, list(tree.named_paths.values())) == blocks
+    assert outcome.blocks_run(tree, list(tree.named_paths.values())) == blocks
 
 
 @pytest.mark.parametrize(
@@ -248,8 +369,11 @@ def test_blocks_run_count_shared_beginnings_once(N: int, blocks: tuple[int, ...]
         (["mode=adaptive", "threshold=[0.5,much]"], ["threshold=", "[0, 1]"]),
         (["mode=adaptive", "threshold=[]"], ["threshold=[]", "at least one"]),
         (["mode=adaptive", "threshold=nan"], ["threshold=nan", "[0, 1]"]),
-        (["mode=adaptive", "path=full"], ["path=full", "spine"]),
+        (["mode=adaptive", "path=full"], ["path=full", "mode=adaptive"]),
         (["threshold=0.5"], ["threshold=0.5", "mode=adaptive"]),
+        (["blocks=2"], ["blocks=2", "mode=adaptive"]),
+        (["mode=adaptive", "blocks=-1"], ["blocks=-1", "[0, "]),
+        (["mode=adaptive", "blocks=2", "threshold=0.5"], ["threshold=0.5", "blocks=2"]),
         (["out=results"], ["out=results", "mode=adaptive"]),
         (["mode=early"], ["mode=early", "paths, adaptive"]),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from treeprop_ray import config
 from treeprop_ray.config import Settings
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.reporting.callbacks import Figures, standard
+from treeprop_ray.reporting.plot import label_points, plt
 from treeprop_ray.reporting.probing import add_rows
 from treeprop_ray.run.trainer import Trainer
 
@@ -60,3 +62,16 @@ def test_a_run_without_a_folder_writes_nothing(
 def test_the_probe_is_one_of_the_callbacks_only_where_it_is_asked_for(tmp_path: Path) -> None:
     (only,) = standard(settings_in(tmp_path, "probe.every=0"))
     assert isinstance(only, Figures) and len(standard(settings_in(tmp_path))) == 2
+
+
+def test_labels_of_near_points_do_not_cover_each_other() -> None:
+    fig, ax = plt.subplots()
+    crowd = [((1 + k / 1000, 1.0), f"label {k}") for k in range(12)]
+    ax.plot([0, 2], [0, 2])
+    left_out = label_points(ax, [((0.0, 0.0), "alone"), *crowd])
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert len(boxes) == 13 - left_out and 0 < left_out < 12
+    assert ax.texts[0].get_text() == "alone" and ax.texts[1].get_text() == "label 0"
+    pairs = itertools.combinations(boxes, 2)
+    assert not any(a.overlaps(b) for a, b in pairs)
+    plt.close(fig)

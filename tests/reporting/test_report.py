@@ -14,6 +14,7 @@ from treeprop_ray import config
 from treeprop_ray.config.spaces import shipped
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting import index
+from treeprop_ray.reporting.plot import plt
 from treeprop_ray.sweep import rows, table
 from treeprop_ray.sweep.command import sweep_of_command
 from treeprop_ray.sweep.parsing import load_space
@@ -196,6 +197,43 @@ def test_a_table_without_runs_is_an_error(command: Command, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+SEARCH = """
+base: digits
+bases: {digits: {settings: {epochs: 2}}}
+space: {lr: {loguniform: [0.001, 0.1]}, model.hidden: {randint: [8, 64]}, optimizer: [sgd, adamw]}
+"""
+
+
+def test_a_search_is_a_list_with_the_best_first_and_a_panel_for_each_axis(
+    command: Command, small: Path
+) -> None:
+    small.write_text(SEARCH)
+    sweep = sweep_at(small, "search=random", "samples=5")
+    trials = list(sweep.trials())
+    for trial, accuracy in zip(trials[:3], (0.5, 0.9, 0.7), strict=True):
+        finish(trial, accuracy)
+    trials[3].folder.mkdir()
+    (trials[3].folder / "config.yaml").write_text(config.to_yaml(trials[3].settings))
+    (trials[3].folder / "stopped.json").write_text(json.dumps({"epoch": 1, "score": 0.3}))
+    rows.log_command(sweep.folder, sweep.command)
+    page = report(command, small)
+    lines = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("|")]
+    heading, _, *shown = [[cell.strip() for cell in line] for line in lines]
+    assert heading == ["#", "lr", "hidden", "optimizer", "validation", "test/full/accuracy"]
+    assert [line[-2] for line in shown] == [
+        "90.00", "70.00", "50.00", "stopped at epoch 1, validation 30.00", "not run",
+    ]  # fmt: skip
+    best = trials[1].point
+    assert shown[0][1:4] == [f"{best['lr']:.4g}", str(best["model.hidden"]), best["optimizer"]]
+    assert f"best: lr={best['lr']:.4g} model.hidden=" in page and trials[1].command in page
+    assert "1 of 4 runs were stopped by the scheduler." in page and "![" in page
+    width = plt.imread(small.parent / "out" / "small.png").shape[1]
+    assert width > 3 * 300, "three axes side by side"
+    small.write_text(SEARCH + "figure: {kind: panels, x: lr}\n")
+    with pytest.raises(UserError, match="panels are for all axes"):
+        load_space(str(small))
+
+
 STORED = index.sweep_tables(RESULTS)
 
 
@@ -239,4 +277,4 @@ def test_the_index_shows_our_table_beside_the_papers_figures(tmp_path: Path) -> 
 
 def test_the_committed_index_is_up_to_date() -> None:
     stored = (RESULTS / "README.md").read_text()
-    assert index.index_of(RESULTS) == stored, "python -m treeprop_ray.report writes it anew"
+    assert index.index_of(RESULTS) == stored, "`treeprop report --record` writes it anew"

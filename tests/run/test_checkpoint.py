@@ -240,6 +240,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from treeprop_ray import train
+from treeprop_ray.core import tensor_file
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run import storage
 moment, words = sys.argv[1], sys.argv[2:]
@@ -254,7 +255,7 @@ def watch(module, name, at):
             if count == 5: die()
         return real(*args, **kwargs)
     setattr(module, name, wrapped)
-watch(checkpoint, "save_file", "weights")
+watch(tensor_file, "save", "weights")
 watch(os, "rename", "rename")
 train.main(words)
 """

@@ -14,10 +14,9 @@ import pytest
 import torch
 from conftest import Result
 from torch import nn
+from warm import warm_ray
 
 from treeprop_ray import Callback, TreeNetwork, config, fit
-from treeprop_ray.config import RaySettings
-from treeprop_ray.engine import runtime
 from treeprop_ray.errors import UserError
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.trainer import Trainer
@@ -34,9 +33,8 @@ ENGINES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    runtime.start(RaySettings(num_cpus=2))
-    yield
-    runtime.stop()
+    with warm_ray():
+        yield
 
 
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,9 +85,9 @@ def test_a_missing_tracker_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("treeprop_ray.run.loggers.find_spec", lambda name: None)
     result = command("train", *SMALL, f"out={tmp_path}", f"{tracker}=here")
-    assert result.code == 2 and f"pip install 'treeprop_ray[{tracker}]'" in result.err
+    assert result.code == 2 and f"`pip install {tracker}`" in result.err
     x, y = samples()
-    with pytest.raises(UserError, match=f"{tracker}=here: needs pip install"):
+    with pytest.raises(UserError, match=f"{tracker}=here: needs `pip install"):
         fit(network(), x, y, epochs=1, **{tracker: "here"})
 
 

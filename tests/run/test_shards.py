@@ -162,7 +162,7 @@ def test_a_run_of_actors_is_written_taken_up_and_read(
     """The trainer over hosts that write themselves; what it leaves is that of one process."""
     summary = train("alone", tmp_path, "microbatches=2")
     alone = checkpoint.load(tmp_path / "alone" / "checkpoints", 6)
-    monkeypatch.setattr(trainer, "build", InProcess)
+    monkeypatch.setattr(trainer, "build", lambda job, way_on: InProcess(job))
     monkeypatch.setattr(InProcess, "state", lambda _: pytest.fail("all of it in one process"))
     actors = ["engine=ray", "placement=packed", "hosts=2", "replicas=2", "timeline_steps=0"]
     told = train("many", tmp_path, *actors)

@@ -30,11 +30,19 @@ from treeprop_ray.sweep import rows
 
 Command = Callable[..., Result]
 SMALL = ["model.hidden=8", "model.blocks=3", "batch=128", "steps=6", "checkpoint_every=2",
-         "keep_last=3", "keep_best=false", "name=r", "loggers=[csv]"]  # fmt: skip
+         "keep_last=3", "keep_best=false", "name=r", "loggers=[]"]  # fmt: skip
+CSV = "loggers=[csv]"  # and figures, which take most of the time of a small run
 
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    Trainer.of(config.load([*SMALL, CSV, f"out={folder}", "steps=4"])).train()
+    return folder
 
 
 # -- checkpoints of others ------------------------------------------------------------------------
@@ -46,11 +54,11 @@ def tree(folder: Path) -> dict[str, bytes]:
      ("objective=final_ce", "there, final_ce here")],
 )  # fmt: skip
 def test_a_checkpoint_of_another_run_is_neither_taken_nor_deleted(
-    command: Command, tmp_path: Path, word: str, told: str
+    trained: Path, command: Command, tmp_path: Path, word: str, told: str
 ) -> None:
     """Storage and name agree, the settings do not."""
     shared = [*SMALL, f"storage={tmp_path / 'shared'}"]
-    assert command("train", *shared, f"out={tmp_path / 'a'}").code == 0
+    shutil.copytree(trained / "r/checkpoints", tmp_path / "shared/r")
     before = tree(tmp_path / "shared")
     for more in ([], ["fresh=true"]):
         result = command("train", *shared, f"out={tmp_path / 'b'}", word, *more)
@@ -94,13 +102,6 @@ def rewrite(step: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, to
     manifest = json.loads((step / "manifest.json").read_text())
     manifest[file] = hashlib.sha256((step / file).read_bytes()).hexdigest()
     (step / "manifest.json").write_text(json.dumps(manifest))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    Trainer.of(config.load([*SMALL, f"out={folder}", "steps=4"])).train()
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_torn_metrics_file_does_not_end_the_run(
     path = tmp_path / "runs/r/metrics.csv"
     whole = path.read_bytes()
     path.write_bytes(harm(whole))
-    result = command("train", *SMALL, f"out={tmp_path / 'runs'}", "log_every=1")
+    result = command("train", *SMALL, CSV, f"out={tmp_path / 'runs'}", "log_every=1")
     assert result.code == 0 and len(result.error_lines) <= 1, result.err
     assert "damaged" in result.err or harm(whole) == b""
     assert metrics.read_rows(path)[-1]["step"] == "6"

@@ -53,6 +53,13 @@ def test_a_run_writes_its_folder(command: Command, tmp_path: Path) -> None:
         assert (folder / "figures" / figure).stat().st_size > 1000
 
 
+def test_epochs_are_counted_as_far_as_the_run_goes(command: Command, tmp_path: Path) -> None:
+    """steps= may end it in the middle of the second of sixty."""
+    result = command("train", *SMALL, "steps=30", f"out={tmp_path}")
+    first, second, *_ = result.out.splitlines()
+    assert first.startswith("epoch 1/2  ") and second.startswith("epoch 2/2  ")
+
+
 @pytest.mark.parametrize("method", ["tree", "bp"])
 def test_stop_and_resume_is_bitwise_one_run(command: Command, tmp_path: Path, method: str) -> None:
     words = [

@@ -14,15 +14,8 @@ from treeprop_ray import config
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
-from treeprop_ray.schedule.placement import (
-    Cluster,
-    check_fits,
-    lines,
-    pack,
-    plan_tree,
-    share,
-    stages,
-)
+from treeprop_ray.schedule.cluster import Cluster, share
+from treeprop_ray.schedule.placement import check_fits, lines, pack, plan_tree, stages
 from treeprop_ray.schedule.tree import one_step
 
 trees = st.builds(Tree, st.integers(2, 130), st.sampled_from(["floor", "right_full"]))

@@ -127,3 +127,34 @@ def test_a_mistake_in_a_case_is_one_line(file: Path, old: str, new: str, part: s
     with pytest.raises(UserError) as caught:
         load_space(str(file))
     assert part in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("metric: validation/full/acc", "metric=validation/full/acc: must be <validation|test"),
+        ("metric: valid/full/loss", "metric=valid/full/loss: must be"),
+        ("metric: lead", "metric=lead: .*one of leak, correction_ratio"),
+        ("table: {values: {mine: test/loss}}", "table.values.mine=test/loss: must be"),
+    ],
+)
+def test_a_metric_that_no_run_has_is_one_line(file: Path, words: str, says: str) -> None:
+    file.write_text(f"{SPACE}{words}\n")
+    with pytest.raises(UserError, match=says.replace("|", r"\|")):
+        load_space(str(file))
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        ("", "max"),
+        ("metric: validation/full/loss", "min"),
+        ("metric: test/spine-1/perplexity", "min"),
+        ("metric: parameters_deployed", "min"),
+        ("metric: validation/full/accuracy", "max"),
+        ("metric: validation/full/loss\nmode: max", "max"),
+    ],
+)
+def test_the_best_loss_is_the_lowest(file: Path, words: str, mode: str) -> None:
+    file.write_text(f"{SPACE}{words}\n")
+    assert load_space(str(file)).mode == mode

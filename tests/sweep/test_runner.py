@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import StringIO
@@ -94,7 +96,10 @@ def test_a_trial_that_the_scheduler_ends_keeps_its_epoch_and_is_done(follow: Fol
     follow.on_trial_start(1, [], ended)
     follow.on_trial_result(1, [], ended, {"epoch": 3, "score": 0.5})
     follow.on_trial_complete(1, [], ended)
-    assert json.loads((ended.trial.folder / "stopped.json").read_text()) == {"epoch": 3}
+    assert json.loads((ended.trial.folder / "stopped.json").read_text()) == {
+        "epoch": 3,
+        "score": 0.5,
+    }
     assert ended.trial.state() == STOPPED and follow.failed == []
 
 
@@ -121,6 +126,16 @@ def test_searches_look_at_the_validation_split_of_the_metrics_path() -> None:
     figures = {path: {"loss": s.loss, "accuracy": s.accuracy} for path, s in scores.items()}
     summary = {"final": {"validation": figures, "test": {}}}
     assert validation_of("best/full/accuracy", summary) == 0.25
+    assert math.isnan(validation_of("leak", summary))
+
+
+@pytest.mark.parametrize("words", [{"search": "optuna"}, {"scheduler": "asha"}])
+def test_what_is_no_score_cannot_choose(settings: TuneSettings, words: dict[str, str]) -> None:
+    file = Path(settings.sweep)
+    file.write_text(file.read_text() + "metric: leak\n")
+    sweep_of(settings)
+    with pytest.raises(UserError, match=r"^metric=leak: is no score of a path, by which search="):
+        sweep_of(dataclasses.replace(settings, **words))
 
 
 def test_a_trial_that_makes_no_sense_for_its_method_is_refused_in_one_line(

@@ -2,14 +2,19 @@
 
 import importlib.util
 import json
+import os
 import shlex
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -20,8 +25,9 @@ from treeprop_ray import config
 from treeprop_ray.config import RaySettings
 from treeprop_ray.config.spaces import shipped
 from treeprop_ray.engine import runtime
+from treeprop_ray.engine.watch import reached
 from treeprop_ray.errors import UserError
-from treeprop_ray.schedule.placement import Cluster
+from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.sweep.parsing import load_space
 from treeprop_ray.sweep.plan import resolve
 from treeprop_ray.sweep.resources import need, pin, side_by_side
@@ -38,8 +44,9 @@ COUNTS = {  # settings x seeds
     "consistency_weight": 2 * 3 * 3,
     "correction": 11 * 3,
     "literal": 12,
-    "gap_text": 10 * 3,
-    "gap_vit": 10 * 3,
+    "gap_study": 18,
+    "gap_text": 14 * 3,
+    "gap_vit": 12 * 3,
     "k_sweep": 3 * 4 * 3,
     "lm_grid": 2 * 3,
     "lm_study": 9,
@@ -52,6 +59,7 @@ COUNTS = {  # settings x seeds
     "objective": 3 * 3,
     "split_rule": 3 * 2 * 3,
     "tt_depth": 8 * 3 + 7 * 2,
+    "tt_newton": 25,
     "tt_mnist": 32,
     "vit_study": 14,
 }
@@ -103,6 +111,17 @@ def test_a_shipped_space_expands_to_valid_trials(name: str, tmp_path: Path) -> N
         assert alone.epochs == trial.settings.epochs
     layout = sweep.space.table
     assert {*layout.rows, *layout.columns} == {*sweep.space.axes, "value"}
+
+
+def test_a_sweep_has_one_folder_wherever_its_workers_run(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of a Ray that was started elsewhere has another working folder."""
+    monkeypatch.chdir(tiny.parent)
+    sweep = resolve(str(tiny), "", [], None, "runs")
+    monkeypatch.chdir("/")
+    assert sweep.folder == tiny.parent / "runs" / "tiny"
+    assert {trial.folder.parent for trial in sweep.trials()} == {sweep.folder}
 
 
 def test_the_order_of_keys_in_a_grid_changes_no_name(tmp_path: Path) -> None:
@@ -210,7 +229,7 @@ def test_a_missing_tracker_says_what_to_install(command: Command, tiny: Path, tr
     if importlib.util.find_spec(tracker):
         pytest.skip(f"{tracker} is installed")
     result = command("tune", f"sweep={tiny}", *folders(tiny), f"{tracker}=here")
-    assert result.code == 2 and f"pip install 'treeprop_ray[{tracker}]'" in result.err
+    assert result.code == 2 and f"`pip install {tracker}`" in result.err
     assert not (tiny.parent / "runs").exists()
 
 
@@ -316,10 +335,7 @@ def test_after_kill_9_the_same_command_repeats_nothing(
         stderr=subprocess.DEVNULL,
     )
     runs = tiny.parent / "runs" / "tiny"
-    deadline = time.monotonic() + 900
-    while not list(runs.glob("*/summary.json")):
-        assert first.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: any(runs.glob("*/summary.json")), first)
     first.send_signal(signal.SIGKILL)
     first.wait()
     before = {p: p.stat().st_mtime_ns for p in runs.glob("*/summary.json")}
@@ -331,6 +347,52 @@ def test_after_kill_9_the_same_command_repeats_nothing(
     assert {p: p.stat().st_mtime_ns for p in before} == before
     again = command("tune", *words)
     assert again.code == 0 and "all 4 trials are finished" in again.out
+
+
+def test_after_the_head_is_lost_the_same_command_continues(
+    two_cpus: str, command: Command, tiny: Path
+) -> None:
+    """A head of its own, on loopback and in a folder of its own, ends in the middle of a sweep."""
+    place = tempfile.mkdtemp(prefix="hd", dir="/tmp")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    start = [
+        Path(sys.executable).parent / "ray", "start", "--head", "--block", f"--port={port}",
+        "--node-ip-address=127.0.0.1", "--include-dashboard=false", f"--temp-dir={place}",
+        "--num-cpus=1", "--disable-usage-stats",
+    ]  # fmt: skip
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    head = subprocess.Popen(start, start_new_session=True, **nowhere)  # type: ignore[call-overload]
+    words = [f"sweep={tiny}", *folders(tiny), "epochs=6", "seeds=[1,2]"]
+    runs = tiny.parent / "runs" / "tiny"
+    try:
+        wait_until(lambda: reached(f"127.0.0.1:{port}"), head)
+        first = subprocess.Popen(
+            [sys.executable, "-m", "treeprop_ray.tune", *words, f"ray.address=127.0.0.1:{port}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        wait_until(lambda: any(runs.glob("*/summary.json")), first)
+    finally:
+        os.killpg(head.pid, signal.SIGKILL)  # with all that it has started
+        head.wait()
+        shutil.rmtree(place, ignore_errors=True)
+    _, err = first.communicate()
+    *_, last = err.strip().splitlines()
+    assert first.returncode == 1 and last.startswith("failed: Ray")
+    assert "no finished trial is lost; this continues: python -m treeprop_ray.tune" in last
+    before = {p: p.stat().st_mtime_ns for p in runs.glob("*/summary.json")}
+    result = command("tune", *words)
+    assert result.code == 0, result.err
+    assert result.out.count("start ") == 4 - len(before) > 0
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+
+
+def wait_until(there: Callable[[], bool], process: "subprocess.Popen[Any]") -> None:
+    deadline = time.monotonic() + 900
+    while not there():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_actors_of_a_trial_live_in_its_own_bundles(
@@ -363,7 +425,11 @@ def test_asha_ends_a_weak_trial_for_good(two_cpus: str, command: Command, tiny: 
     stored = read_rows(tiny.parent / "out" / "tiny.csv")
     assert [(r["status"], r["epochs"]) for r in stored] == [("finished", "9"), ("stopped", "1")]
     (left,) = (tiny.parent / "runs" / "tiny").glob("*/stopped.json")
-    assert json.loads(left.read_text()) == {"epoch": 1} and "1e-06" in left.parent.name
+    stopped = json.loads(left.read_text())
+    assert stopped["epoch"] == 1 and 0 <= stopped["score"] <= 1 and "1e-06" in left.parent.name
+    shown = f"stopped at epoch 1, validation {100 * stopped['score']:.2f}"
+    page = (tiny.parent / "out" / "tiny.md").read_text()
+    assert shown in page and "1 of 2 runs were stopped by the scheduler." in page
     assert not (left.parent / "summary.json").exists()
     assert "all 2 trials are finished" in command("tune", *words, "lr=[0.1,1e-6]").out
 
@@ -380,6 +446,31 @@ def test_optuna_with_asha_trains_good_trials_to_the_end_and_repeats_no_setting(
     assert sorted(r["lr"] for r in stored) == ["0.01", "0.02"] and result.out.count("start ") == 2
     assert ("finished", "4") in [(r["status"], r["epochs"]) for r in stored]
     assert "best: lr=" in result.out
+
+
+@pytest.mark.long
+def test_a_weak_member_of_a_population_takes_over_from_a_strong_one(
+    two_cpus: str, command: Command, tiny: Path
+) -> None:
+    words = [f"sweep={tiny}", *folders(tiny), "scheduler=pbt", "epochs=2", "lr=[0.05,0.02,1e-6]"]
+    result = command("tune", *words)
+    assert result.code == 0, result.err
+    runs = tiny.parent / "runs" / "tiny"
+    (stored,) = (json.loads(p.read_text()) for p in runs.glob("population-*.json"))
+    (move,) = stored["moves"]
+    strong = f"lr_{stored['values'][move['source']]['lr']}-"
+    assert move["epoch"] == 1 and move["member"].startswith("lr_1e-06-")
+    assert move["source"].startswith(strong) and move["values"]["lr"] in (0.05, 0.02, 1e-6)
+    summary = json.loads((runs / move["member"] / "summary.json").read_text())
+    assert summary["epochs"] == 2
+    (change,) = summary["changes"]
+    assert (change["key"], change["new"]) == ("lr", move["values"]["lr"])
+    page = (tiny.parent / "out" / "tiny.md").read_text()
+    assert f"epoch 1: weights of {move['source']}, lr={move['values']['lr']:.4g}" in page
+    assert "took over" in page and "3 of 3 runs" in page and "best: lr=" in page
+    assert command("tune", *words).code == 0  # nothing is left to do
+    wrong = command("tune", f"sweep={tiny}", *folders(tiny), "scheduler=pbt", "engine=ray")
+    assert wrong.code == 2 and "scheduler=pbt needs engine=local" in wrong.err
 
 
 @pytest.mark.parametrize("search", ["grid", "random"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
-from treeprop_ray.benchmarks.emulated import punctual
+from treeprop_ray.benchmarks.alarm import Alarm
 from treeprop_ray.engine.wire import Wire
 
 PATIENCE = 600.0  # seconds
@@ -63,7 +63,7 @@ def wire(shares: bool, rank: int, pipe: Any) -> Callable[[Tensor], tuple[Send, R
 def serve(make: Any, rank: int, beside: Any, pipe: Any) -> None:
     """The life of one of the two: `floats` and how many hops, until there is nothing to do."""
     torch.set_num_threads(1)
-    punctual()
+    sleep = Alarm()
     ends = make(rank, beside)
     pipe.send("ready")
     while (asked := pipe.recv()) is not None:
@@ -74,7 +74,7 @@ def serve(make: Any, rank: int, beside: Any, pipe: Any) -> None:
         for hop in range(hops):
             if hop % 2 == rank:
                 if pause > 0:
-                    time.sleep(pause)
+                    sleep(pause)
                 send(tensor)
             else:
                 receive()

@@ -8,10 +8,8 @@ figures show what Ray and the driver add to the critical path, not what a GPU co
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treeprop_ray.benchmarks.alarm import Alarm
 from treeprop_ray.config import RaySettings
 from treeprop_ray.core.rule import Piece
 from treeprop_ray.engine import runtime
@@ -33,31 +32,23 @@ from treeprop_ray.schedule.ops import Call, Layout
 from treeprop_ray.schedule.placement import Plan
 
 HOSTS = 4
-SET_TIMER_SLACK = 29  # of prctl, in nanoseconds
 Price = Callable[[Call], float]  # seconds of a call
-
-
-def punctual() -> None:
-    """Have this thread woken up when it asked for; Linux may take 0.05 ms longer to save power."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_TIMER_SLACK, 1)
 
 
 class EmulatedHost:
     """Sleeps for the price of a call instead of computing."""
 
-    at = ""
+    at, weight = "", 0
 
     def __init__(
         self,
         price: Price,
-        sleep: Callable[[float], object] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
         floats: int = 1,
         copies: int = 1,
     ) -> None:
-        self.price, self.sleep, self.copies = price, sleep, copies
+        self.price, self.sleep, self.copies = price, sleep or Alarm(), copies
         self.tensor = torch.zeros(floats)
-        punctual()
 
     def begin(self, call: Call) -> None:
         """Nothing was left for later."""

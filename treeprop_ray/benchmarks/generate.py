@@ -1,9 +1,11 @@
-"""bench generate: self-speculative decoding against plain decoding of one trained run."""
+"""bench generate: self-speculative decoding against plain decoding of trained runs."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,67 +15,93 @@ from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.timing import in_turn, ratio
 from treeprop_ray.errors import UserError
 from treeprop_ray.inference.decoding import Continuation, Sampler, decode, speculate
+from treeprop_ray.inference.drafting import decode_auto
 from treeprop_ray.inference.language import open_language_model
 from treeprop_ray.reporting.tables import write_table
 from treeprop_ray.run.folder import run_settings
 
 PROMPT = "The following "
 AHEAD = (2, 4, 8)
+SAMPLERS = (("greedy", 0.0), ("temperature 0.8", 0.8))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to decode with a run; `draft`: a path, auto, or empty for none."""
+
+    kind: str
+    temperature: float
+    draft: str
+    ahead: int
 
 
 def run(bench: BenchSettings) -> None:
-    """Every spine path drafts 2, 4 or 8 tokens for the full chain; greedy and sampled."""
-    settings = run_settings(bench.run)
-    method = methods.of(settings)
-    if not method.short_paths:
-        raise UserError(f"run={bench.run}: method={method.name} has no short paths to draft")
+    """Every spine path drafts 2, 4 or 8 tokens for the full chain, or draft=auto; two samplers."""
     torch.set_num_threads(1)
-    decoder, tokenizer, names = open_language_model(bench.run, "last", None)
-    (prompt,) = tokenizer.encode([PROMPT])
-    chain, count = decoder("full"), 10 * bench.steps
-    work: dict[str, Callable[[], None]] = {}
-    texts: dict[str, Continuation] = {}
-    labels: dict[str, tuple[str, str, str]] = {}
+    folders = bench.run if isinstance(bench.run, list) else [bench.run]
+    count, rows, notes = 10 * bench.steps, [], []
+    for folder in map(str, folders):
+        rows += rows_of(folder, count, bench.rounds)
+        settings = run_settings(folder)
+        model, name = settings.model, Path(folder).name
+        notes.append(
+            f"Run `{name}`: `{settings.experiment}`, {model.blocks} blocks of width "
+            f"{model.hidden}, objective={settings.objective}, epochs={settings.epochs}.  "
+        )
+    notes.append(
+        f"{count} tokens after {PROMPT!r}, one sequence, one torch thread, key-value cache in all. "
+        f"Candidates of a run timed in turn, {bench.rounds} rounds; medians. auto measures "
+        "acceptance and times while it decodes (inference/drafting.py), which is part of its time; "
+        "the column shows what it picked in the last round."
+    )
+    print(write_table(bench.out, "bench_generate", "Self-speculative decoding", rows, notes))
 
-    def candidate(kind: str, temperature: float, draft: str, ahead: int) -> None:
-        sampler = Sampler(temperature)
-        short = decoder(draft) if draft else None
+
+def rows_of(folder: str, count: int, rounds: int) -> list[dict[str, Any]]:
+    """A row for every candidate of a run."""
+    method = methods.of(run_settings(folder))
+    if not method.short_paths:
+        raise UserError(f"run={folder}: method={method.name} has no short paths to draft")
+    decoder, tokenizer, names = open_language_model(folder, "last", None)
+    (prompt,) = tokenizer.encode([PROMPT])
+    chain, spines = decoder("full"), [n for n in names if n != "full"]
+    shorts = {name: decoder(name) for name in spines}
+    texts: dict[Candidate, Continuation] = {}
+
+    def work(c: Candidate) -> Callable[[], None]:
+        sampler = Sampler(c.temperature)
 
         def go() -> None:
-            if short is None:
-                texts[name] = decode(chain, prompt, count, sampler, 1)
+            if c.draft == "auto":
+                texts[c] = decode_auto(chain, shorts, prompt, count, sampler, 1)
+            elif c.draft:
+                texts[c] = speculate(chain, shorts[c.draft], prompt, count, c.ahead, sampler, 1)
             else:
-                texts[name] = speculate(chain, short, prompt, count, ahead, sampler, 1)
+                texts[c] = decode(chain, prompt, count, sampler, 1)
 
-        name = f"{kind} {draft} {ahead}"
-        work[name], labels[name] = go, (kind, draft or "-", str(ahead) if draft else "-")
+        return go
 
-    for kind, temperature in (("greedy", 0.0), ("temperature 0.8", 0.8)):
-        candidate(kind, temperature, "", 0)
-        for draft in (n for n in names if n != "full"):
-            for ahead in AHEAD:
-                candidate(kind, temperature, draft, ahead)
-    seconds = in_turn(work, bench.rounds)
+    candidates = [
+        Candidate(kind, temperature, draft, ahead)
+        for kind, temperature in SAMPLERS
+        for draft, ahead in (("", 0), *((s, n) for s in spines for n in AHEAD), ("auto", 0))
+    ]
+    seconds = in_turn({str(c): work(c) for c in candidates}, rounds)
     rows: list[dict[str, Any]] = []
-    for name, (kind, draft, drafted) in labels.items():
-        plain, c = f"{kind}  0", texts[name]
+    for c in candidates:
+        plain, text = Candidate(c.kind, c.temperature, "", 0), texts[c]
+        same = "yes" if text.tokens == texts[plain].tokens else "no"
+        picked = ", then ".join(text.drafters) or "none"
         rows.append(
             {
-                "decoding": kind,
-                "draft": draft,
-                "ahead": drafted,
-                "tokens/s": round(count / statistics.median(seconds[name])),
-                "speed-up over plain": 1 / ratio(seconds, name, plain),
-                "drafts accepted (%)": 100 * c.accepted / c.drafted if c.drafted else "-",
-                "same tokens as plain": (
-                    "-" if kind != "greedy" else "yes" if c.tokens == texts[plain].tokens else "no"
-                ),
+                "run": Path(folder).name,
+                "decoding": c.kind,
+                "draft": c.draft or "-",
+                "ahead": picked if c.draft == "auto" else str(c.ahead or "-"),
+                "tokens/s": round(count / statistics.median(seconds[str(c)])),
+                "speed-up over plain": 1 / ratio(seconds, str(c), str(plain)),
+                "drafts accepted (%)": 100 * text.accepted / text.drafted if text.drafted else "-",
+                "same tokens as plain": same if c.kind == "greedy" else "-",
             }
         )
-    notes = [
-        f"Run `{settings.experiment}` ({settings.model.blocks} blocks of width "
-        f"{settings.model.hidden}), {count} tokens after {PROMPT!r}, one sequence, one torch "
-        f"thread, key-value cache in both. Candidates timed in turn, {bench.rounds} rounds; "
-        "medians.",
-    ]
-    print(write_table(bench.out, "bench_generate", "Self-speculative decoding", rows, notes))
+    return rows

@@ -1,11 +1,13 @@
-"""The outside peer: the same blocks on torch.distributed.pipelining, in processes of its own."""
+"""The outside peers: the same blocks on torch.distributed.pipelining, or in
+DistributedDataParallel, in processes of their own."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,10 +17,12 @@ from torch.distributed import pipelining
 from torch.nn import functional as F
 
 from treeprop_ray import config
+from treeprop_ray.benchmarks.alarm import Alarm
 from treeprop_ray.benchmarks.memory import Meter, resident
 from treeprop_ray.benchmarks.random_data import random_images, random_job
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.optim import PartOptimizer
+from treeprop_ray.errors import TrainingError
 from treeprop_ray.schedule.placement import stages
 
 SCHEDULES = {  # torch's name, and whether a process has two stages, the second on the way back (V)
@@ -26,6 +30,7 @@ SCHEDULES = {  # torch's name, and whether a process has two stages, the second 
     "1F1B": (pipelining.Schedule1F1B, False),
     "zero bubble": (pipelining.schedules.ScheduleZBVZeroBubble, True),
 }
+DDP = "DDP"  # the whole chain in every process, with a share of the batch
 
 
 def suits(name: str, pieces: int, processes: int = 2) -> bool:
@@ -81,17 +86,19 @@ class _Sleep(torch.autograd.Function):
     """A unit forward, one for the gradient of the input and one for that of the weights."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, weight: Tensor, unit: float) -> Tensor:
-        ctx.seconds = unit * len(z)
-        time.sleep(ctx.seconds)
+    def forward(
+        ctx: Any, z: Tensor, weight: Tensor, unit: float, sleep: Callable[[float], object]
+    ) -> Tensor:
+        ctx.seconds, ctx.sleep = unit * len(z), sleep
+        sleep(ctx.seconds)
         return z + 0 * weight
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (slope,) = slopes
-        of_z, of_weight, _ = ctx.needs_input_grad
-        time.sleep(ctx.seconds * (of_z + of_weight))
-        return slope if of_z else None, slope.sum().view(1) if of_weight else None, None
+        of_z, of_weight, *_ = ctx.needs_input_grad
+        ctx.sleep(ctx.seconds * (of_z + of_weight))
+        return slope if of_z else None, slope.sum().view(1) if of_weight else None, None, None
 
 
 class Sleeper(nn.Module):
@@ -99,10 +106,10 @@ class Sleeper(nn.Module):
 
     def __init__(self, unit: float) -> None:
         super().__init__()
-        self.unit, self.weight = unit, nn.Parameter(torch.zeros(1))
+        self.unit, self.weight, self.sleep = unit, nn.Parameter(torch.zeros(1)), Alarm()
 
     def forward(self, z: Tensor) -> Tensor:
-        out: Tensor = _Sleep.apply(z, self.weight, self.unit)
+        out: Tensor = _Sleep.apply(z, self.weight, self.unit, self.sleep)
         return out
 
 
@@ -175,7 +182,34 @@ class Stage:
         }
 
 
-def serve(rank: int, processes: int, store: str, network: Any, pieces: int, pipe: Any) -> None:
+class Worker:
+    """One process of DistributedDataParallel: the whole chain, its places of the batch."""
+
+    def __init__(self, rank: int, processes: int, network: Network) -> None:
+        self.rank, self.processes, self.network = rank, processes, network
+        names = network.runs(1)[0]
+        parts = network.parts(names)
+        self.module = nn.parallel.DistributedDataParallel(
+            nn.Sequential(*(parts[name] for name in names))
+        )
+        self.optimizer = network.optimizer(parts)
+
+    def step(self, step: int) -> None:
+        """One training step; the mean over the workers is that over the batch."""
+        x, y = (t.tensor_split(self.processes)[self.rank] for t in self.network.batch(step))
+        self.network.loss(self.module(x), y).backward()
+        if self.optimizer:
+            self.optimizer.step(step, None)
+
+    def weights(self) -> dict[str, Any]:
+        """Weights in the order of the chain."""
+        state = self.module.module.state_dict()
+        return {k: v.detach().numpy() for k, v in state.items()}
+
+
+def serve(
+    rank: int, processes: int, store: str, network: Any, pieces: int, ddp: bool, pipe: Any
+) -> None:
     """The life of a process: do what the pipe asks, until it asks for nothing."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -183,11 +217,13 @@ def serve(rank: int, processes: int, store: str, network: Any, pieces: int, pipe
         "gloo", init_method=f"file://{store}", rank=rank, world_size=processes
     )
     network = network()
-    every = {
+    every: dict[str, Any] = {
         name: Stage(name, rank, processes, network, pieces)
         for name in SCHEDULES
         if suits(name, pieces, processes)
     }
+    if ddp:
+        every[DDP] = Worker(rank, processes, network)
     pipe.send(list(every))
     while (asked := pipe.recv()) is not None:
         name, question, *rest = asked
@@ -196,9 +232,9 @@ def serve(rank: int, processes: int, store: str, network: Any, pieces: int, pipe
 
 
 class Peer:
-    """Processes that train by torch's own pipeline schedules, each with weights of its own."""
+    """Processes that train by torch's own means, each with weights of its own."""
 
-    def __init__(self, network: Any, pieces: int, processes: int = 2) -> None:
+    def __init__(self, network: Any, pieces: int, processes: int = 2, ddp: bool = False) -> None:
         """`network` makes a Network, in each process."""
         spawn = multiprocessing.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory()
@@ -207,7 +243,9 @@ class Peer:
         for rank in range(processes):
             mine, theirs = spawn.Pipe()
             process = spawn.Process(
-                target=serve, args=(rank, processes, store, network, pieces, theirs), daemon=True
+                target=serve,
+                args=(rank, processes, store, network, pieces, ddp, theirs),
+                daemon=True,
             )
             process.start()
             self.pipes.append(mine)
@@ -216,17 +254,24 @@ class Peer:
 
     def ask(self, *question: Any) -> list[Any]:
         """Ask all processes at once: schedule, method, words; their answers by rank."""
-        for pipe in self.pipes:
-            pipe.send(question)
+        try:
+            for pipe in self.pipes:
+                pipe.send(question)
+        except OSError as e:
+            raise TrainingError("a process of torch.distributed has ended") from e
         return self._answers()
 
     def _answers(self) -> list[Any]:
-        return [pipe.recv() for pipe in self.pipes]
+        try:
+            return [pipe.recv() for pipe in self.pipes]
+        except (EOFError, OSError) as e:
+            raise TrainingError("a process of torch.distributed has ended") from e
 
     def close(self) -> None:
         """End the processes."""
         for pipe in self.pipes:
-            pipe.send(None)
+            with contextlib.suppress(OSError):  # it may have ended
+                pipe.send(None)
         for process in self.processes:
             process.join(30)
         self.folder.cleanup()

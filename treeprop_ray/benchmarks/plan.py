@@ -1,6 +1,6 @@
 """bench plan: step time and memory on clusters that are not here, and how far to trust the figures.
 
-One table prices GPT-2 large and longer chains of its blocks (cost_model.py); nothing in it was
+One table prices GPT-2 large and longer chains of its blocks (schedule/planner.py); none of it was
 measured. The other puts the model beside what was measured on this machine: the committed tables of
 `bench span` and `bench step engine=ray`.
 """
@@ -15,67 +15,63 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from treeprop_ray.benchmarks.cost_model import (
-    Device,
-    Link,
-    Network,
-    Priced,
-    Runtime,
-    best,
-    copies_memory,
-    copies_step,
-    layout_for,
-    pipeline_memory,
-    pipeline_step,
-    pipelines_memory,
-    pipelines_step,
-    price,
-    replica_memory,
-    replica_step,
-    tree_memory,
-    tree_step,
-)
+from treeprop_ray.benchmarks import plan_checks, plan_gpt2
 from treeprop_ray.benchmarks.emulated import HOSTS
+from treeprop_ray.benchmarks.plan_checks import line
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.benchmarks.span import as_the_paper, chain_calls, tree_calls
+from treeprop_ray.config import LOCAL, PUBLISHED
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.tables import markdown, write_table
+from treeprop_ray.schedule import planner
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import pack
-from treeprop_ray.schedule.tree import one_step
-
-# Assumptions, not measurements: an A100 of 80 GB at 40 % of its bf16 peak; what links deliver.
-DEVICE, MEMORY = Device(), 80e9
-LINKS = (
-    Link("NVLink", 300e9, 20e-6),
-    Link("PCIe", 20e9, 50e-6),
-    Link("Ethernet", 10e9, 100e-6),  # 100 Gbit/s
+from treeprop_ray.schedule.planner import COPIES, ONE_F_ONE_B, PIECES, TREE, Candidate, Fleet
+from treeprop_ray.schedule.pricing import (
+    ETHERNET,
+    FREE,
+    NVLINK,
+    PCIE,
+    RUNTIMES,
+    SHARED,
+    SUBMIT,
+    Link,
+    Runtime,
+    price,
 )
-SUBMIT = 0.25e-3  # seconds of the driver per call, measured on this machine
-FREE = Runtime()
+from treeprop_ray.schedule.tree import one_step
+from treeprop_ray.schedule.workload import Device, Network, Workload
+
+# Assumptions, not measurements: an A100 of 80 GB at 40 % of its bf16 peak.
+DEVICE, MEMORY = Device(), 80e9
+LINKS = (NVLINK, PCIE, ETHERNET)
 SIZES = {"GPT-2 large": 36, "64 blocks": 64, "256 blocks": 256, "1024 blocks": 1024}
 DEVICES = (8, 64, 512)
-TREE_PIECES, CHAIN_PIECES = (1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64)
-COPIES = (1, 2, 4, 8, 16)
+MOST_COPIES = 16
 
 
 def run(bench: BenchSettings) -> None:
     """Print and write both tables."""
     checks, hop = check_span(read(bench.out, "bench_span"))
     checks += check_step(read(bench.out, "bench_step_ray"), hop)
+    checks += plan_checks.replicas(rows_if_there(bench.out, "bench_replicas"), hop)
+    checks += plan_checks.pipelines(rows_if_there(bench.out, "bench_pipeline"), hop)
     off = f"Median factor between predicted and measured: {error_of(checks):.2f}."
     table = write_table(
         bench.out, "bench_plan_check", "Cost model against measured", checks, [*CHECK, "", off]
     )
     print(f"{table}\n{off}")
     ray = Runtime(hop, SUBMIT)
+    large, said = plan_gpt2.rows_and_notes(ray, checks)
+    print(write_table(bench.out, plan_gpt2.NAME, plan_gpt2.TITLE, large, said))
     rows = []
     for name, N in SIZES.items():
         for count in DEVICES:
             for link in links(count):
-                rows.append(row_of(name, Network(N), count, link, ray))
+                fleet = Fleet((1.0,) * count, link, ray, MEMORY)
+                rows.append(row_of(name, Network(N).on(DEVICE), fleet))
                 print(markdown(rows[-1:]).splitlines()[-1], flush=True)
     print(write_table(bench.out, "bench_plan", "Predicted step times", rows, notes(hop)))
 
@@ -85,77 +81,55 @@ def links(count: int) -> Sequence[Link]:
     return LINKS if count <= 8 else LINKS[-1:]
 
 
-def row_of(name: str, net: Network, count: int, link: Link, ray: Runtime) -> dict[str, Any]:
+def row_of(name: str, work: Workload, fleet: Fleet) -> dict[str, Any]:
     """One cluster: the three methods, each with its best number of micro-batches."""
-    layout = layout_for(Tree(net.N), count)
-    m, tree = best(TREE_PIECES, lambda m: tree_step(net, layout, m, DEVICE, link, ray))
-    bare = best(TREE_PIECES, lambda m: tree_step(net, layout, m, DEVICE, link, FREE))[1]
-    stages = min(count, net.N)
-    k, chain = best(CHAIN_PIECES, lambda m: pipeline_step(net, stages, m, DEVICE, link, FREE))
-    replicas = min(count, net.batch)
-    copies = replica_step(net, replicas, DEVICE, link)
-    trees = best_copies(copies_step, copies_memory, net, count, link, ray, TREE_PIECES)
-    pipes = best_copies(pipelines_step, pipelines_memory, net, count, link, FREE, CHAIN_PIECES)
-    memory = {
-        "TreeProp": tree_memory(net, layout, m),
-        "trees": copies_memory(net, count, *trees[:2]),
-        "GPipe": pipeline_memory(net, stages, k),
-        "pipelines": pipelines_memory(net, count, *pipes[:2]),
-        "DP": replica_memory(net, replicas),
+    bare = replace(fleet, ray=FREE)
+    tree = planner.best([planner.tree(work, fleet, 1, m) for m in PIECES[TREE]])
+    alone = planner.best([planner.tree(work, bare, 1, m) for m in PIECES[TREE]])
+    chain = planner.best([planner.pipeline(work, fleet, 1, m) for m in PIECES[ONE_F_ONE_B]])
+    columns = {
+        "TreeProp": tree,
+        "trees": best_copies(planner.tree, work, fleet, PIECES[TREE]),
+        "GPipe": chain,
+        "pipelines": best_copies(planner.pipeline, work, fleet, PIECES[ONE_F_ONE_B]),
+        "DP": planner.data_parallel(work, fleet),
     }
-    seconds = {
-        "TreeProp": tree.seconds,
-        "trees": trees[2].seconds,
-        "GPipe": chain.seconds,
-        "pipelines": pipes[2].seconds,
-        "DP": copies,
-    }
-    fitting = {n: s for n, s in seconds.items() if memory[n] <= MEMORY}
+    fitting = {n: c.seconds for n, c in columns.items() if c.memory <= MEMORY}
     return {
         "network": name,
-        "GPUs": count,
-        "used": f"{len(layout.hosts)} / {stages} / {replicas}",
-        "link": link.name,
-        "TreeProp (ms)": shown(tree, m),
-        "without Ray": round(1000 * bare.seconds),
-        "trees x R (ms)": with_copies(*trees),
-        "GPipe (ms)": shown(chain, k),
-        "GPipe x R (ms)": with_copies(*pipes),
-        "DP (ms)": round(1000 * copies),
-        "GB per GPU": " / ".join(f"{b / 1e9:.0f}" for b in memory.values()),
-        "GB per wave": tree.wave / 1e9,
+        "GPUs": len(fleet),
+        "used": f"{tree.hosts} / {chain.hosts} / {columns['DP'].copies}",
+        "link": fleet.link.name,
+        "TreeProp (ms)": shown(tree),
+        "without Ray": round(1000 * alone.seconds),
+        "trees x R (ms)": with_copies(columns["trees"]),
+        "GPipe (ms)": shown(chain),
+        "GPipe x R (ms)": with_copies(columns["pipelines"]),
+        "DP (ms)": round(1000 * columns["DP"].seconds),
+        "GB per GPU": " / ".join(f"{c.memory / 1e9:.0f}" for c in columns.values()),
+        "GB per wave": tree.step.wave / 1e9,
         "fastest that fits": min(fitting, key=lambda n: fitting[n]) if fitting else "none",
     }
 
 
 def best_copies(
-    step_of: Callable[..., Priced],
-    memory_of: Callable[..., float],
-    net: Network,
-    count: int,
-    link: Link,
-    ray: Runtime,
-    pieces: Sequence[int],
-) -> tuple[int, int, Priced]:
-    """(copies, micro-batches of each, step): the fastest that fits, or the fastest."""
-    options = []
-    for R in (R for R in COPIES if min(count, net.batch) >= R):
-        for m in (m for m in pieces if R * m <= net.batch):
-            step = step_of(net, count, R, m, DEVICE, link, ray)
-            options.append((memory_of(net, count, R, m) > MEMORY, step.seconds, R, m, step))
-    _, _, R, m, step = min(options, key=lambda option: option[:2])
-    return R, m, step
+    way: Callable[..., Candidate], work: Workload, fleet: Fleet, pieces: Sequence[int]
+) -> Candidate:
+    """The fastest number of copies and of micro-batches that fits, or the fastest."""
+    counts = [R for R in COPIES if min(len(fleet), work.batch, MOST_COPIES) >= R]
+    made = [way(work, fleet, R, m) for R in counts for m in pieces if R * m <= work.batch]
+    return planner.best(made, fleet.memory)
 
 
-def shown(step: Priced, pieces: int) -> str:
+def shown(c: Candidate) -> str:
     """Milliseconds and micro-batches; a star where the driver is the limit."""
-    star = "*" if step.driver >= step.path else ""
-    return f"{1000 * step.seconds:.0f}{star} (m={pieces})"
+    star = "*" if c.step.driver >= c.step.path else ""
+    return f"{1000 * c.seconds:.0f}{star} (m={c.pieces})"
 
 
-def with_copies(copies: int, pieces: int, step: Priced) -> str:
+def with_copies(c: Candidate) -> str:
     """The same, with the number of copies."""
-    return f"{shown(step, pieces)[:-1]}, R={copies})"
+    return f"{shown(c)[:-1]}, R={c.copies})"
 
 
 def notes(hop: float) -> list[str]:
@@ -183,19 +157,28 @@ wave`: the most that all actors of one tree together send after one level.""",
 
 
 CHECK = [
-    "Predicted: the cost model with blocks that sleep (span) or whose price is that of one process "
-    "(ViT). Ray's time from call to call is fitted to one row and used in all others. Measured: "
-    "bench_span.csv and bench_step_ray.csv in this folder. The model knows no noise, no sharing of "
-    "cores and no update, so with long blocks it errs on the fast side; where adjoints are sent "
-    "before the gradients of weights, which it does not know either, on the slow side.",
+    "Predicted: the cost model with blocks that sleep (span, replicas) or whose price is that of "
+    "one process (ViT). Ray's time from call to call is fitted to one row and used in all others; "
+    f"with stream it is {1000 * RUNTIMES['stream'].hop:g} ms, without the driver. "
+    "Measured: bench_span.csv, bench_step_ray.csv, bench_replicas.csv (copies of trees, emulated) "
+    "and bench_pipeline.csv (torch's own 1F1B and our chain of actors) in this folder. The model "
+    "knows no noise, no sharing of cores and no update, so with long blocks, many processes on two "
+    "cores and real pipelines it errs on the fast side; where adjoints are sent before the "
+    "gradients of weights, which it does not know either, on the slow side.",
 ]
 
 # -- the model against what was measured here ------------------------------------------------------
 
 
+def table_of(out: str, name: str) -> Path:
+    """A table that another benchmark wrote: one's own, else the project's."""
+    own, published = (Path(folder) / f"{name}.csv" for folder in (out, PUBLISHED))
+    return own if own.is_file() or out != LOCAL else published
+
+
 def read(out: str, name: str) -> list[dict[str, str]]:
-    """A table that another benchmark wrote."""
-    path = Path(out) / f"{name}.csv"
+    """Its rows."""
+    path = table_of(out, name)
     if not path.is_file():
         how = "span" if name.endswith("span") else "step engine=ray"
         raise UserError(f"out={out}: no {path.name} to check the model against; run bench {how}")
@@ -203,14 +186,9 @@ def read(out: str, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(f))
 
 
-def line(what: str, predicted: float, measured: float) -> dict[str, Any]:
-    """A row of the second table, in milliseconds."""
-    return {
-        "run": what,
-        "predicted (ms)": 1000 * predicted,
-        "measured (ms)": 1000 * measured,
-        "predicted / measured": predicted / measured,
-    }
+def rows_if_there(out: str, name: str) -> list[dict[str, str]]:
+    """Rows of a table that need not be there."""
+    return read(out, name) if table_of(out, name).is_file() else []
 
 
 def emulated(N: int, t: float, hop: float, chain: bool) -> float:
@@ -251,17 +229,15 @@ def check_step(measured: Sequence[Mapping[str, str]], hop: float) -> list[dict[s
     bp = ms["local, 2 threads"] * (tree.N - 1) / applications
     rows = [line("ViT, BP, 2 threads", bp, ms["BP, 2 threads"])]
     layout = replace(pack(tree, 2), one_machine=True)
-    shm = Link("object store", 800e6, 0.0)  # as doctor measures it here
-    by_store = [r for r in measured if r["calls per step"] and "stream" not in r["step"]]
-    for name, samples in ((r["step"], r["samples"]) for r in by_store):
+    for name, samples in ((r["step"], r["samples"]) for r in measured if r["calls per step"]):
         shares = [int(n) / 32 for n in samples.split(" + ")]
         step = price(
             one_step(tree, Rule(objective="node"), layout, True, len(shares)),
             2,
             partial(by_verb, {"lift": block, "answer": 3 * block, "backward": 2 * block}, shares),
             partial(constant, 4 * 32 * 64 * 240 / len(shares)),  # float32, 64 tokens, width 240
-            shm,
-            Runtime(hop, SUBMIT),
+            SHARED,
+            plan_checks.runtime_of(name, hop),
         )
         rows.append(line(f"ViT, {name}", step.seconds, ms[name]))
     return rows

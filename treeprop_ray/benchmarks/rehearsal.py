@@ -22,8 +22,8 @@ from treeprop_ray.hosts.base import Host
 from treeprop_ray.hosts.cff import CffHost
 from treeprop_ray.hosts.chain import ChainHost
 from treeprop_ray.methods import Job
+from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.ops import Call
-from treeprop_ray.schedule.placement import Cluster
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from treeprop_ray.config import opt
+from treeprop_ray.config import LOCAL, PUBLISHED, RUNS, opt
 
 BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "step": "step_local.run",
@@ -14,6 +15,7 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "tt_span": "tt_span.run",
     "faults": "faults.run",
     "snapshots": "faults.run_snapshots",
+    "losses": "losses.run",
     "pipeline": "pipeline.run",
     "pipeline_span": "pipeline_span.run",
     "baselines": "baselines_mnist.run",
@@ -21,9 +23,11 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "vit": "vit.run",
     "gpt": "gpt.run",
     "generate": "generate.run",
+    "gpu": "gpu.run",
     "plan": "plan.run",
     "finetune": "finetune.run",
     "replicas": "replicas.run",
+    "replicas_real": "replicas.run_real",
     "checkpoint": "checkpoints.run",
 }
 
@@ -40,18 +44,20 @@ class BenchSettings:
     engine: str = opt("local", "step, vit: one process or Ray actors", choices=["local", "ray"])
     transport: str = opt(
         "store",
-        "span, step engine=ray, faults: by the object store, by stream, or both in one run",
+        "span, step engine=ray, faults, losses: by the object store, by stream, or both in one "
+        "run (losses: not both)",
         choices=["store", "stream", "both"],
     )
     hosts: int = opt(4, "span transport=both: actors of each transport", low=2)
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
+    losses: int = opt(50, "losses: how many, of all kinds together", low=10)
     depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
-    runs: str = opt("results/runs", "baselines: folder that holds the runs to read")
+    runs: str = opt(RUNS, "baselines: folder that holds the runs to read")
     batch: int = opt(2, "gpt: windows in a batch", low=1)
     length: int = opt(256, "gpt: tokens of a window", low=2, high=1024)
-    run: str = opt("", "generate: run folder of a language model")
-    out: str = opt("results", "folder for the table")
+    run: Any = opt("", "generate: run folder of a language model, or a list of them")
+    out: str = opt(LOCAL, f"folder for the table; --record: {PUBLISHED}")
 
     @property
     def function(self) -> str:

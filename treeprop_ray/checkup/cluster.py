@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Iterator, Sequence
-
-import torch
+from collections.abc import Iterator, Mapping, Sequence
 
 from treeprop_ray import config, data, methods
 from treeprop_ray.checkup import FAIL, OK, WARN, Finding, judge, transport
 from treeprop_ray.config import Settings
-from treeprop_ray.engine import Engine, build, runtime
+from treeprop_ray.core import devices
+from treeprop_ray.engine import Engine, access, build, runtime
 from treeprop_ray.errors import TrainingError, UserError, first_line
-from treeprop_ray.schedule.placement import Cluster, Plan
+from treeprop_ray.methods.auto import decided
+from treeprop_ray.schedule.cluster import Cluster
+from treeprop_ray.schedule.placement import Plan
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
     """All findings that need a running Ray; starts one and stops it if no cluster is named."""
     try:
         owns = runtime.start(settings.ray)
+    except runtime.TokenRefused:
+        yield refused(settings.ray.address)
+        return
     except Exception as e:  # whatever Ray says is the finding
         remedy = (
             "ray.address= names a running cluster, empty starts a local one; see RAY_ADDRESS too"
@@ -28,13 +33,24 @@ def examine(settings: Settings) -> Iterator[Finding]:
         return
     try:
         cluster = runtime.cluster()
-        yield nodes(cluster, bool(torch.version.cuda))
+        yield nodes(cluster, bool(devices.gpus.build()))
         yield placement(settings, cluster)
         yield from transport.examine()
         yield training(settings)
     finally:
         if owns:
             runtime.stop()
+
+
+def refused(address: str) -> Finding:
+    """Our token is not the cluster's; says which one was shown."""
+    shown = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else str(access.token_file())
+    where = address or os.environ.get("RAY_ADDRESS", "")
+    remedy = (
+        "`ray get-auth-token` on the head prints the cluster's: put it into RAY_AUTH_TOKEN here, "
+        f"or into {access.token_file()}, with RAY_AUTH_MODE=token"
+    )
+    return Finding("token", FAIL, f"mismatch: {where} refuses the token of {shown}", remedy)
 
 
 def nodes(cluster: Cluster, gpu_torch: bool) -> Finding:
@@ -54,21 +70,22 @@ def plan_for(settings: Settings, cluster: Cluster) -> Plan:
     return method.plan(settings, method.tree(settings), cluster)
 
 
-def reserves(plan: Plan) -> str:
-    """What each actor of a plan takes."""
-    return f"{plan.cpus:g} CPU" + (f" + {plan.gpus:g} GPU" if plan.gpus else "")
+def reserves(bundle: Mapping[str, float]) -> str:
+    """What an actor takes."""
+    return f"{bundle['CPU']:g} CPU" + (f" + {bundle['GPU']:g} GPU" if "GPU" in bundle else "")
 
 
 def placement(settings: Settings, cluster: Cluster) -> Finding:
     """What the experiment would get."""
     name = settings.experiment
     try:
-        plan = plan_for(settings, cluster)
+        plan = plan_for(decided(settings, cluster).settings, cluster)
     except UserError as e:
         return Finding("placement", FAIL, f"experiment={name}: {e}", "lower hosts, or add nodes")
     kind = plan.names[-1].rpartition("/")[2].rpartition("-")[0] or "boundary"
     many = "" if len(plan.actors) == 1 else "s"
-    found = f"experiment={name}: {len(plan.actors)} actor{many} ({kind}) with {reserves(plan)} each"
+    each = reserves(plan.bundles[0])
+    found = f"experiment={name}: {len(plan.actors)} actor{many} ({kind}) with {each} each"
     return Finding("placement", OK, f"{found}, {plan.strategy}, device {plan.device}")
 
 

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from treeprop_ray.checkup import FAIL, OK, WARN, Finding, judge, size
 from treeprop_ray.config import Settings
+from treeprop_ray.core import devices as door
 from treeprop_ray.data.hub import find_root, hub_reachable
 from treeprop_ray.engine import access
 from treeprop_ray.errors import first_line
@@ -128,8 +128,8 @@ def look(out: str) -> Facts:
         wants=wants_of("torchvision"),
         vision_error=vision_error,
         cores=cores(),
-        gpus=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
-        cuda_build=torch.version.cuda or "",
+        gpus=tuple(door.gpus.names()),
+        cuda_build=door.gpus.build(),
         driver=shutil.which("nvidia-smi") is not None,
         memory=memory(),
         shm=float(shutil.disk_usage(shm).free) if shm.is_dir() else None,

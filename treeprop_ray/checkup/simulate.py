@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from treeprop_ray.config import Settings
 from treeprop_ray.data import load
 from treeprop_ray.engine import runtime
 from treeprop_ray.errors import TrainingError, UserError
+from treeprop_ray.methods.auto import decided
 from treeprop_ray.reporting.tables import columns
 from treeprop_ray.schedule.placement import Plan
 
@@ -44,8 +45,11 @@ class Placed:
 
 
 @contextmanager
-def machines(count: int, cpus: int, gpus: int) -> Iterator[dict[str, int]]:
-    """Start `count` Ray nodes on this machine; gives the number of each by its Ray id."""
+def machines(
+    count: int, cpus: int, gpus: int, speeds: Sequence[float] = ()
+) -> Iterator[dict[str, int]]:
+    """Start `count` Ray nodes on this machine; gives the number of each by its Ray id. `speeds`
+    are labels that say how fast a device of each is."""
     if ray.is_initialized():
         raise UserError("doctor simulate: this process is joined to a Ray cluster already")
     key = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # else Ray takes 127.0.0.1 for a single machine
@@ -53,7 +57,8 @@ def machines(count: int, cpus: int, gpus: int) -> Iterator[dict[str, int]]:
     os.environ[key] = "1"
     cluster = Cluster()
     try:
-        nodes = [cluster.add_node(num_cpus=cpus, num_gpus=gpus) for _ in range(count)]
+        labels = [{runtime.SPEED: f"{speed:g}"} for speed in speeds] or [{}] * count
+        nodes = [cluster.add_node(num_cpus=cpus, num_gpus=gpus, labels=own) for own in labels]
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         yield {node.node_id: number for number, node in enumerate(nodes, 1)}
     finally:
@@ -67,7 +72,9 @@ def machines(count: int, cpus: int, gpus: int) -> Iterator[dict[str, int]]:
 
 def bundles_to_machines(plan: Plan, numbers: Mapping[str, int]) -> list[int]:
     """Reserve the plan's placement group as a run would, and see where its bundles land."""
-    group = placement_group(plan.bundles, strategy=plan.strategy)
+    group = placement_group(
+        plan.bundles, strategy=plan.strategy, bundle_label_selector=plan.selectors or None
+    )
     try:
         if not group.wait(GROUP_SECONDS):
             raise TrainingError(
@@ -103,16 +110,24 @@ def brief(about: str) -> str:
     return ", ".join([*rest, f"node {' '.join(nodes)}"] if nodes else rest)
 
 
-def simulate(settings: Settings, count: int, cpus: int, gpus: int) -> list[Placed]:
-    """Where the actors of an experiment land on `count` made-up machines."""
-    with machines(count, cpus, gpus) as numbers:
-        plan = plan_for(settings, runtime.cluster())
+def simulate(
+    settings: Settings, count: int, cpus: int, gpus: int, speeds: Sequence[float] = ()
+) -> tuple[list[Placed], tuple[str, ...]]:
+    """Where the actors of an experiment land on `count` made-up machines, and why these."""
+    if speeds and len(speeds) != count:
+        raise UserError(f"speeds={list(speeds)}: one for each of nodes={count} machines")
+    with machines(count, cpus, gpus, speeds) as numbers:
+        cluster = runtime.cluster()
+        choice = decided(settings, cluster)
+        settings = choice.settings
+        plan = plan_for(settings, cluster)
         landed = bundles_to_machines(plan, numbers)
-    rows = zip(landed, plan.actors, held(settings, plan) * plan.copies, strict=True)
-    return [
-        Placed(machine, name.rpartition("/")[2], text, parameters, reserves(plan))
-        for machine, name, (text, parameters) in rows
+    rows = zip(landed, plan.actors, held(settings, plan) * plan.copies, plan.bundles, strict=True)
+    placed = [
+        Placed(machine, name.rpartition("/")[2], text, parameters, reserves(bundle))
+        for machine, name, (text, parameters), bundle in rows
     ]
+    return placed, choice.why
 
 
 def table(placed: list[Placed], count: int) -> str:

@@ -23,13 +23,15 @@ from treeprop_ray.config.loading import (
 )
 from treeprop_ray.config.names import OWN, dotted, imported
 from treeprop_ray.config.nested import TEXTS, Cff, Data, Model, Probe, RaySettings, Time, Weights
+from treeprop_ray.config.places import LOCAL, PUBLISHED, RUNS
 from treeprop_ray.config.secrets import hidden, is_remote
-from treeprop_ray.config.settings import RESUMABLE, Settings, family_of, recurrent
+from treeprop_ray.config.settings import CHANGEABLE, RESUMABLE, Settings, family_of, recurrent
 
 __all__ = [
-    "EXPERIMENTS", "LENGTH", "OWN", "RESUMABLE", "TEXTS", "Cff", "Change", "Data", "Model", "Probe",
-    "RaySettings", "Settings", "Time", "Weights", "changes", "computed", "describe", "differences",
-    "digest", "dotted", "experiment_file", "experiment_layer", "experiment_title", "family_of",
-    "group", "hidden", "imported", "is_remote", "load", "load_file", "merge", "opt",
-    "parse_overrides", "read_yaml", "recurrent", "run_name", "to_yaml", "walk",
+    "CHANGEABLE", "EXPERIMENTS", "LENGTH", "LOCAL", "OWN", "PUBLISHED", "RESUMABLE", "RUNS",
+    "TEXTS", "Cff", "Change", "Data", "Model", "Probe", "RaySettings", "Settings", "Time",
+    "Weights", "changes", "computed", "describe", "differences", "digest", "dotted",
+    "experiment_file", "experiment_layer", "experiment_title", "family_of", "group", "hidden",
+    "imported", "is_remote", "load", "load_file", "merge", "opt", "parse_overrides", "read_yaml",
+    "recurrent", "run_name", "to_yaml", "walk",
 ]  # fmt: skip

@@ -68,12 +68,14 @@ class Machines:
     )
     placement: str = opt(
         "auto",
-        "per_node: an actor per tree node; packed: lines of nodes share actors; "
-        "auto: per_node while every node can have a device of its own",
+        "per_node: an actor per tree node; packed: lines of nodes share actors; auto: whichever "
+        "the cost model finds fastest, hosts and (with microbatches) copies too; it says why",
         choices=["auto", "per_node", "packed"],
         resumable=True,
     )
-    hosts: int = opt(0, "number of actors when packed; 0 = one per device", low=0, resumable=True)
+    hosts: int = opt(
+        0, "number of actors when packed; 0 = one per device, or auto's", low=0, resumable=True
+    )
     head_copies: int = opt(
         0,
         "tree, ray: so many more actors, with copies of the head that answer some levels of the "
@@ -155,8 +157,8 @@ class Machines:
     )
     reduce: str = opt(
         "exact",
-        "how copies add up gradients: exact: in the order of one process; fast: each copy its own "
-        "micro-batches first, which is less memory and traffic and another rounding",
+        "how copies add up gradients: exact: in the order of one process; fast: by all-reduce of "
+        "torch.distributed (nccl, gloo), which is less memory and traffic and another rounding",
         choices=["exact", "fast"],
         later=True,
     )
@@ -264,8 +266,27 @@ class Training:
         of_total=True,
         later=True,
     )
+    coarsen: list[float] = opt(
+        [],
+        "tree: shares of all steps after which the finest level (of those left) is left out: what "
+        "it has split becomes one block, of the chain's blocks there, in the end the whole chain; "
+        "[0.4,0.7]: from 40 % of the steps on without one level, from 70 % without two",
+        low=0,
+        high=1,
+        of_total=True,
+        later=True,
+    )
     finish_path: str = opt(
         "full", "the path of the last steps: full (the deployed chain) or spine-k", later=True
+    )
+    finish_sweeps: int = opt(
+        0,
+        "the last steps by so many sweeps over all blocks of the chain at once, forward and back "
+        "(schedule/sweeps.py), in place of one block after the other; as many as there are nodes "
+        "with blocks of the chain are backpropagation; 0 = none",
+        low=0,
+        high=4096,
+        later=True,
     )
     patience: int = opt(
         0,

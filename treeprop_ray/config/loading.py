@@ -10,7 +10,7 @@ import difflib
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from treeprop_ray.config.settings import CHANGEABLE, RESUMABLE, Settings
 from treeprop_ray.errors import UserError, first_line
 
 LENGTH = ("epochs", "steps", "patience")  # may change when a run is taken up, but name it
+SIGNS = {"low": "≥", "above": ">", "high": "≤"}
 EXPERIMENTS = Path(__file__).parent / "experiments"
 
 
@@ -270,6 +271,14 @@ def _digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
+def range_text(rule: Mapping[str, Any]) -> str:
+    """Which numbers a setting takes, for --help."""
+    if "low" in rule and "high" in rule:
+        return f" [{rule['low']} … {rule['high']}]"
+    bounds = [f"{sign} {rule[key]}" for key, sign in SIGNS.items() if key in rule]
+    return f" [{', '.join(bounds)}]" if bounds else ""
+
+
 def describe(settings: Any) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """(title, rows) of every group, for --help; a row is a key, its value and its meaning."""
     groups: dict[str, list[tuple[str, str, str]]] = {}
@@ -279,6 +288,7 @@ def describe(settings: Any) -> list[tuple[str, list[tuple[str, str, str]]]]:
         if "choices" in rule:
             others = ["package.module:factory"] if rule.get("open") else []
             text += f" [{'|'.join([*rule['choices'], *others])}]"
+        text += range_text(rule)
         shown = "" if value is None else str(value)
         shown = shown.lower() if isinstance(value, bool) else shown
         shown = f"[{','.join(map(str, value))}]" if isinstance(value, list) else shown

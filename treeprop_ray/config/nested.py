@@ -16,7 +16,10 @@ class Model:
     """The network: stem, chain blocks and head."""
 
     name: str = opt(
-        "mlp", "which network", choices=["mlp", "vit", "gpt", "gru", "elman"], open=True
+        "mlp",
+        "which network; mingru: a recurrent baseline that a scan trains (method=bptt)",
+        choices=["mlp", "vit", "gpt", "gru", "elman", "mingru"],
+        open=True,
     )
     blocks: int = opt(7, "blocks before the head; N = blocks + 1 counts the head", low=1, high=4096)
     hidden: int = opt(
@@ -192,8 +195,18 @@ class Time:
         "paper",
         "paper: one learning rate, one gradient norm; boost: 3 lr for the deployed cell, and each "
         "cell's gradient clipped on its own; lookahead: that, and the deployed cell learns on its "
-        "own states in place of the tree's, by the label that the coarser cells lead them to",
-        choices=["paper", "boost", "lookahead"],
+        "own states in place of the tree's, by the label that the coarser cells lead them to; "
+        "newton: each gradient clipped, and the deployed cell learns on its own states, by its own "
+        "label: `sweeps` Newton steps over all positions find them, from the tree's states, and "
+        "bring the gradient back",
+        choices=["paper", "boost", "lookahead", "newton"],
+    )
+    damping: float = opt(
+        0.0,
+        "recipe=newton: how much smaller the Jacobians' diagonals are taken; 1: plain sweeps",
+        low=0,
+        high=1,
+        later=True,
     )
     loss: str = opt(
         "mean",
@@ -225,9 +238,13 @@ class Time:
                 f"time.shards={shards}: a power of 2, at most {nodes} "
                 "(the nodes of the finest depth)"
             )
-        if shards > 1 and self.recipe == "lookahead":
+        if shards > 1 and self.recipe in ("lookahead", "newton"):
             raise UserError(
-                f"time.shards={shards}: time.recipe=lookahead has one actor per depth; use 1"
+                f"time.shards={shards}: time.recipe={self.recipe} has one actor per depth; use 1"
+            )
+        if self.damping and self.recipe != "newton":
+            raise UserError(
+                f"time.damping={self.damping}: is for time.recipe=newton, not {self.recipe}; use 0"
             )
         if self.sweeps and self.recipe == "lookahead":
             raise UserError(
@@ -241,6 +258,11 @@ class Time:
                     f"time.{key}={value}: is a reading of the paper; time.recipe=lookahead has "
                     f"{default}"
                 )
+        if self.recipe == "newton" and self.lambda_cons != 1:
+            raise UserError(
+                f"time.lambda_cons={self.lambda_cons}: time.recipe=newton has no consistency loss; "
+                "use 1"
+            )
         if shards > 1 and self.sweeps // 2 > nodes // shards:
             raise UserError(
                 f"time.shards={shards}: a window of {nodes // shards} nodes is shorter than what "

@@ -120,7 +120,7 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
 
 def recurrent(settings: Settings) -> bool:
     """Whether the tree is over time steps."""
-    return settings.model.name in ("gru", "elman")
+    return settings.model.name in ("gru", "elman", "mingru")
 
 
 def family_of(settings: Settings) -> str:

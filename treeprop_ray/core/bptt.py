@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from treeprop_ray.core.cells import Cell, GRUCell, share_with_torch_gru
 from treeprop_ray.core.factor import full
+from treeprop_ray.core.mingru import MinGRUCell
 
 Roll = Callable[[Tensor], Tensor]  # x (B, N, S) -> h_N (B, H)
 Autocast = Callable[[], contextlib.AbstractContextManager[object]]
@@ -26,6 +27,11 @@ def unrolled(cell: Cell) -> Roll:
         return h
 
     return roll
+
+
+def scanned(cell: MinGRUCell) -> Roll:
+    """A cell that is linear in its state, over all steps at once."""
+    return cell.last
 
 
 def cell_by_cell(cell: nn.Module) -> Roll:

@@ -82,6 +82,9 @@ class Cell(Protocol):
     ) -> Tensor | None:
         """Fill d for the slope g at the next state; returns the slope at h if `state`."""
 
+    def diagonal(self, f: Tensor, kept: Kept, side: int) -> Tensor:
+        """The diagonals of the Jacobians of an application: (rows, H)."""
+
     def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
         """Add the weights' gradients of the rows with inputs x, states h and slopes d."""
 
@@ -151,6 +154,12 @@ class GRUCell(nn.Module):
         gz = g * kept[0][side, :, self.hidden : 2 * self.hidden]
         return like(torch.addmm(gz, d[:, 1:].flatten(1), self.weight_hh), g)
 
+    def diagonal(self, f: Tensor, kept: Kept, side: int) -> Tensor:
+        """z itself, and what goes through r, z and the state's share of the candidate."""
+        own = self.weight_hh.view(3, self.hidden, self.hidden).diagonal(0, 1, 2)
+        z = kept[0][side, :, self.hidden : 2 * self.hidden]
+        return z + (f[side, :, 1:] * like(own, f)).sum(1)
+
     def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
         """Gradients of the four parameters; d has the candidate's block first, they have it last"""
         H = self.hidden
@@ -208,6 +217,10 @@ class ElmanCell(nn.Module):
         """Backward of `trace`."""
         torch.mul(f[side], g.unsqueeze(1), out=d)
         return like(d[:, 0] @ self.weight_hh, g) if state else None
+
+    def diagonal(self, f: Tensor, kept: Kept, side: int) -> Tensor:
+        """What goes through the cell's own weight."""
+        return f[side, :, 0] * like(self.weight_hh.diagonal(), f)
 
     def add_gradients(self, x: Tensor, h: Tensor, d: Tensor) -> None:
         """Gradients of the three parameters."""

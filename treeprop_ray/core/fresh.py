@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, first_line
 
 
 @torch.no_grad()
@@ -22,7 +22,13 @@ def fresh_copy(block: nn.Module, what: str = "a copy") -> nn.Module:
     Hugging Face's models as their model draws them (`_init_weights`). Parameters are NaN before, so
     one that no rule has drawn shows; it is an error.
     """
-    twin = copy.deepcopy(block)
+    try:
+        twin = copy.deepcopy(block)
+    except Exception as e:  # the user's own modules may hold anything
+        raise UserError(
+            f"{what}: {type(block).__name__} cannot be copied: {first_line(e)}; pass "
+            "auxiliary=lambda l, r: … that makes the block"
+        ) from e
     for parameter in twin.parameters():
         if parameter.is_floating_point():
             parameter.fill_(math.nan)

@@ -58,7 +58,7 @@ def correct(rule: LossRule, outputs: Tensor, targets: Tensor) -> tuple[int, int]
     if rule.name == "bce":
         predicted = _like(outputs, targets) > 0
         return int(((predicted == (targets > 0.5)) & keep).sum()), int(keep.sum())
-    predicted = outputs.argmax(-1)
+    predicted = outputs.argmax(-1).view_as(targets)
     return int((predicted == targets).logical_and_(keep).sum()), int(keep.sum())
 
 
@@ -81,6 +81,12 @@ def check_targets(rule: LossRule, targets: Tensor, classes: int) -> None:
 
 def _cross_entropy(rule: LossRule, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
     weights = rule.class_weights
+    if outputs.shape[:-1].numel() != targets.numel():
+        raise UserError(
+            f"the head gives shape {tuple(outputs.shape)} for labels of shape "
+            f"{tuple(targets.shape)}; cross-entropy needs the classes in the last axis, e.g. by "
+            "movedim(1, -1)"
+        )
     return F.cross_entropy(
         outputs.flatten(0, -2),
         targets.flatten(),
@@ -113,6 +119,13 @@ def _own(rule: LossRule, outputs: Tensor, targets: Tensor) -> Tensor:
         raise UserError(
             f"loss.name={rule.name}: must give a loss per sample, {len(targets)} of them, "
             f"not {shape}"
+        )
+    row = losses.shape[1:2]
+    if row == losses.shape[:1] and row not in (outputs.shape[1:2], targets.shape[1:2]):
+        raise UserError(
+            f"loss.name={rule.name}: gives shape {tuple(losses.shape)} of outputs of shape "
+            f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: every sample "
+            "meets every other; bring the two into one shape"
         )
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
 

@@ -14,8 +14,12 @@ from torch import Tensor, nn
 from treeprop_ray.core.grouping import Grouping, grouping, sizes_of
 from treeprop_ray.core.own_blocks import (
     check_exits,
+    check_modules,
+    check_probabilities,
     check_shape,
+    check_unshared,
     default_auxiliary,
+    made_by,
     named_blocks,
     probe_shapes,
     with_exits,
@@ -23,9 +27,10 @@ from treeprop_ray.core.own_blocks import (
 from treeprop_ray.core.packed import form_of, packed
 from treeprop_ray.core.rng import seeded
 from treeprop_ray.core.states import Path, Spec, Stack, spec_of
-from treeprop_ray.core.tree import Edge, Tree
+from treeprop_ray.core.tree import SPLITS, Edge, Tree
 from treeprop_ray.errors import UserError
 
+FAMILIES = ("gaussian", "bernoulli")
 STEM: Edge = (-1, 0)  # the stem is treated as the edge into z_0
 
 
@@ -74,6 +79,7 @@ class Blueprint:
     tie: Callable[[nn.Module, nn.Module], None] | None = None  # (stem, head): shared weights
     context: Any = None  # what the stem gives besides z_0, anything in place of its tensors
     grouping: Grouping | None = None  # layers in the tree's blocks; `block` then makes a layer
+    plain: bool = True  # every block gives one tensor; False: one gives a tuple or a dict
 
     def grouped(self, grouping: Grouping | None) -> Blueprint:
         """The same network over a tree whose blocks have several layers."""
@@ -165,7 +171,8 @@ class TreeNetwork(nn.Module):
     ) -> TreeNetwork:
         """Build every part; the same weights wherever and in whatever order parts are built."""
         parts = blueprint.build_all([STEM, *tree.blocks], seed, dtype)
-        return cls(tree, parts.pop(STEM), parts, blueprint.family, blueprint.spec)
+        stem = parts.pop(STEM)
+        return cls(tree, stem, parts, blueprint.family, blueprint.spec, blueprint.plain)
 
     @classmethod
     def from_blocks(
@@ -202,19 +209,28 @@ class TreeNetwork(nn.Module):
         if not chain:
             raise UserError("blocks=[]: at least one block before the head")
         stem = stem if stem is not None else nn.Identity()
-        check_unshared({"stem": stem, **named_blocks(chain), "head": head})
+        named_parts = {"stem": stem, **named_blocks(chain), "head": head}
+        check_modules(named_parts, example)
+        check_unshared(named_parts)
+        if family not in FAMILIES:
+            raise UserError(f"family={family}: one of {', '.join(FAMILIES)}")
         tree = grouped_tree(len(chain), split, group, auxiliary_layers)
         if form := form_of(stem, example):
             if exits:
                 raise UserError("exits=…: is for states of one tensor, the stem gives several")
             stem, chain, head, auxiliary = packed(stem, chain, head, auxiliary, form)
         states, context, plain = probe_shapes(stem, chain, head, example)
+        if family == "bernoulli":
+            check_probabilities(states)
 
         def layer(edge: Edge, in_chain: bool) -> nn.Module:
             if in_chain:
                 return chain[edge[0]]
             with seeded(seed, "init", edge_name(edge)):
-                made = auxiliary(*edge) if auxiliary else default_auxiliary(chain, states, edge)
+                if auxiliary:
+                    made = made_by(auxiliary, edge)
+                else:
+                    made = default_auxiliary(chain, states, edge)
             what, (z_in, z_out) = f"auxiliary block {edge_name(edge)}", (states[i] for i in edge)
             check_shape(made, what, z_in, z_out, context)
             return made
@@ -261,6 +277,8 @@ def grouped_tree(
     layers: int, split: str, group: int | Sequence[int], auxiliary_layers: int
 ) -> Tree:
     """The tree over a chain of so many layers, several of which may be one block."""
+    if split not in SPLITS:
+        raise UserError(f"split={split}: one of {', '.join(SPLITS)}")
     group = [group] if isinstance(group, int) else list(group)
     if min([*group, auxiliary_layers], default=1) < 1:
         raise UserError(f"group={group} auxiliary_layers={auxiliary_layers}: at least 1")
@@ -281,26 +299,6 @@ def tree_blocks(tree: Tree, layer: Callable[[Edge, bool], nn.Module]) -> dict[Ed
         else:
             blocks[edge] = stacked({e: layer(e, in_chain) for e in tree.grouping.layers(edge)})
     return blocks
-
-
-def check_unshared(parts: Mapping[str, nn.Module]) -> None:
-    """Raise UserError where two parts have a parameter in common: every part is trained by itself,
-    by whoever owns it. (A head that uses the stem's weights: `Blueprint.tie`.)"""
-    owner: dict[int, str] = {}
-    for name, part in parts.items():
-        for key, parameter in part.named_parameters():
-            other = owner.setdefault(id(parameter), name)
-            if other != name:
-                alike = [n for n, m in parts.items() if m is part]
-                what = (
-                    f"{', '.join(alike)}: one module"
-                    if len(alike) > 1
-                    else (f"{other}, {name}: one parameter, {key},")
-                )
-                raise UserError(
-                    f"{what} in several places; every part has weights of its own: use "
-                    "copy.deepcopy(block), or make a block for each"
-                )
 
 
 def count_parameters(module: nn.Module) -> int:

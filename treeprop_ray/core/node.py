@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from treeprop_ray.core import factor
 from treeprop_ray.core.loss import counted
@@ -94,7 +93,8 @@ def pull_back(
     if weight == 0:
         return torch.autograd.grad(out, leaf, slope)[0]
     back(out, slope if weight == 1 else weight * slope, leaf)
-    assert leaf.grad is not None
+    if leaf.grad is None:
+        raise RuntimeError("the block gives no gradient to its input (it is cut off inside)")
     return leaf.grad if weight == 1 else leaf.grad / weight
 
 
@@ -138,7 +138,7 @@ class TreeNode:
         self.gain = rule.gain
         # the graph of a node with children waits for their adjoints; that of others is used at once
         waits = rule.recompute and not node.is_leaf
-        self.lifts = partial(checkpoint, left, use_reentrant=False) if waits else left
+        self.lifts = partial(run, recompute=left) if waits else run
         self.losses = Losses()
         self.sizes = Losses()  # squared norms of beta * correction and of mu_fwd
         self.saved: dict[int, Saved] = {}
@@ -146,7 +146,7 @@ class TreeNode:
     def lift(self, z_l: Tensor, piece: Piece) -> Tensor:
         """Step 1. Returns mu_fwd."""
         z_l = z_l.detach().requires_grad_(self.wants_adj_l)
-        mu_fwd = self.run(self.lifts, z_l, self._key("left", piece))
+        mu_fwd = self.lifts(self.left, z_l, self._key("left", piece))
         self.saved[piece.index] = Saved(z_l, mu_fwd)
         return mu_fwd.detach()
 

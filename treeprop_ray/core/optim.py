@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from treeprop_ray.config.names import dotted, imported
-from treeprop_ray.errors import TrainingError, UserError, first_line
+from treeprop_ray.config.names import dotted
+from treeprop_ray.core.own_optim import own_factor, own_optimizer, try_optimizer
+from treeprop_ray.errors import TrainingError, UserError
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Settings
@@ -115,38 +116,10 @@ class OptimizerRule:
     def tried(self) -> OptimizerRule:
         """The rule, if what it imports works; else UserError."""
         if dotted(self.kind):
-            self.make(self.kind, [{"params": [nn.Parameter(torch.zeros(2, 2))], "factor": 1.0}])
+            try_optimizer(self.kind, self.lr, self.weight_decay)
         for step in (0, self.total_steps - 1):
             self.lr_at(step)
         return self
-
-
-def own_optimizer(kind: str, groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
-    """What the user's factory makes of parameter groups and a learning rate."""
-    factory = imported("optimizer", kind)
-    try:
-        optimizer = factory(groups, lr)
-    except Exception as e:  # the user's code may raise anything
-        reason = f"{type(e).__name__}: {first_line(e)}"
-        raise UserError(f"optimizer={kind}: factory(groups, lr) failed: {reason}") from e
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserError(
-            f"optimizer={kind}: gives {type(optimizer).__name__}, must give a torch.optim.Optimizer"
-        )
-    return optimizer
-
-
-def own_factor(schedule: str, step: int, total_steps: int) -> float:
-    """The factor on the learning rate that the user's function gives for a step."""
-    function = imported("schedule", schedule)
-    try:
-        factor = float(function(step, total_steps))
-    except Exception as e:  # the user's code may raise anything
-        reason = f"{type(e).__name__}: {first_line(e)}"
-        raise UserError(f"schedule={schedule}: function(step, total_steps) failed: {reason}") from e
-    if not (math.isfinite(factor) and factor >= 0):
-        raise UserError(f"schedule={schedule}: gives {factor} at step {step}; must be at least 0")
-    return factor
 
 
 class LossScale:

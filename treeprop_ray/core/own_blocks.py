@@ -11,7 +11,65 @@ from torch import Tensor, nn
 from treeprop_ray.core.fresh import fresh_copy
 from treeprop_ray.core.states import ExitHead, next_state, split_stem
 from treeprop_ray.core.tree import Edge, Tree
-from treeprop_ray.errors import UserError
+from treeprop_ray.errors import UserError, first_line, place_of
+
+
+def check_modules(parts: Mapping[str, Any], example: Any) -> None:
+    """Raise UserError where a part is no module, or the example no batch."""
+    for name, part in parts.items():
+        if not isinstance(part, nn.Module):
+            kind = getattr(part, "__name__", type(part).__name__)
+            raise UserError(f"{name}: must be a torch.nn.Module, not {kind}")
+    if not isinstance(example, Tensor) or not example.dim():
+        kind = type(example).__name__
+        raise UserError(f"example: must be a small batch of inputs, a tensor, not {kind}")
+
+
+def check_unshared(parts: Mapping[str, nn.Module]) -> None:
+    """Raise UserError where two parts have a parameter, or running means, in common: every part is
+    trained by itself, by whoever owns it. (A head with the stem's weights: `Blueprint.tie`.)"""
+    owner: dict[int, str] = {}
+    for name, part in parts.items():
+        running = (pair for pair in part.named_buffers() if "running_" in pair[0])
+        for key, parameter in (*part.named_parameters(), *running):
+            other = owner.setdefault(id(parameter), name)
+            if other != name:
+                alike = [n for n, m in parts.items() if m is part]
+                what = (
+                    f"{', '.join(alike)}: one module"
+                    if len(alike) > 1
+                    else (f"{other}, {name}: one tensor, {key},")
+                )
+                raise UserError(
+                    f"{what} in several places; every part has weights of its own: use "
+                    "copy.deepcopy(block), or make a block for each"
+                )
+
+
+def check_probabilities(states: Sequence[Tensor]) -> None:
+    """Raise UserError where a block gives a state that is none of family=bernoulli."""
+    for i, z in enumerate(states[1:], 1):
+        if ((z < 0) | (z > 1)).any():
+            raise UserError(
+                f"block {i}: family=bernoulli has states between 0 and 1, this gives "
+                f"{float(z.min()):.3g} … {float(z.max()):.3g}; end it in a sigmoid"
+            )
+
+
+def made_by(auxiliary: Callable[[int, int], nn.Module], edge: Edge) -> nn.Module:
+    """What the user's auxiliary(l, r) gives."""
+    what = f"auxiliary({edge[0]}, {edge[1]})"
+    if isinstance(auxiliary, nn.Module) or not callable(auxiliary):
+        raise UserError("auxiliary: must be a function of l and r that makes a block")
+    try:
+        made = auxiliary(*edge)
+    except UserError:
+        raise
+    except Exception as e:  # the user's own code may raise anything
+        raise UserError(f"{what}: {type(e).__name__}: {first_line(e)}{place_of(e)}") from e
+    if not isinstance(made, nn.Module):
+        raise UserError(f"{what}: must give a torch.nn.Module, not {type(made).__name__}")
+    return made
 
 
 def named_blocks(chain: Sequence[nn.Module]) -> dict[str, nn.Module]:
@@ -47,11 +105,8 @@ def probe_shapes(
     modes = [(m, m.training) for m in (stem, *chain, head)]
     for m, _ in modes:
         m.eval()
-    returned: list[bool] = []
-    hooks = [
-        m.register_forward_hook(lambda _m, _in, out: returned.append(isinstance(out, Tensor)))
-        for m in chain
-    ]
+    returned: list[Any] = []
+    hooks = [m.register_forward_hook(lambda _m, _in, out: returned.append(out)) for m in chain]
     z_0, context = split_stem(_meta_run(stem, "stem", example))
     states = [z_0]
     for i, block in enumerate(chain):
@@ -61,7 +116,20 @@ def probe_shapes(
     _checked_run(head, "head", states[-1])
     for m, mode in modes:
         m.train(mode)
-    return states, context, all(returned)
+    check_pair(context, returned[0])
+    return states, context, all(isinstance(out, Tensor) for out in returned)
+
+
+def check_pair(context: Any, out: Any) -> None:
+    """Raise UserError where the second tensor of a state (h, c) was taken for the context."""
+    if not isinstance(out, tuple) or len(out) != 2:
+        return
+    kinds = [(t.shape, t.dtype) if isinstance(t, Tensor) else None for t in (context, out[1])]
+    if kinds[0] is not None and kinds[0] == kinds[1] and kinds[0][1].is_floating_point:
+        raise UserError(
+            "block 1: returns two tensors like z_0 and the context, which is one all along the "
+            "chain; a state of two tensors is what a stem returns as ((a, b), None) or as a dict"
+        )
 
 
 def with_exits(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from treeprop_ray.config.names import dotted
@@ -74,7 +75,7 @@ class Rule:
     loss: LossRule = LossRule()
     context: int = 0  # tensors that the stem gives to all blocks besides z_0
 
-    @property
+    @cached_property
     def side_inputs(self) -> tuple[str, ...]:
         """Their names in a schedule."""
         return tuple(f"c{i}" for i in range(self.context))
@@ -96,7 +97,7 @@ class Rule:
             **chosen,
         )  # fmt: skip
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """The family, as `factor` knows it: gaussian, bernoulli, or bce (bernoulli=literal)."""
         literal = self.family == "bernoulli" and self.bernoulli == "literal"

@@ -16,6 +16,7 @@ from treeprop_ray.core.objective import PLAIN
 from treeprop_ray.core.rule import LossRule
 from treeprop_ray.core.states import split_stem
 from treeprop_ray.core.tree import Edge, Tree
+from treeprop_ray.errors import told_at
 
 
 class Counts(NamedTuple):
@@ -59,14 +60,17 @@ def measure(
     or torchmetrics' objects, which see batch after batch."""
     values: dict[str, float] = {}
     for name, metric in metrics.items():
-        if hasattr(metric, "update") and hasattr(metric, "compute"):
-            metric.reset()
-            for outputs, targets in batches:
-                metric.update(outputs, targets)
-            values[name] = float(metric.compute())
-        else:
-            outputs, targets = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
-            values[name] = float(metric(outputs, targets))
+        try:
+            if hasattr(metric, "update") and hasattr(metric, "compute"):
+                metric.reset()
+                for outputs, targets in batches:
+                    metric.update(outputs, targets)
+                values[name] = float(metric.compute())
+            else:
+                outputs, targets = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
+                values[name] = float(metric(outputs, targets))
+        except Exception as e:  # the user's own code may raise anything
+            raise told_at(f"metrics={name}", e) from e
     return values
 
 

@@ -48,6 +48,8 @@ class TimeRule:
     lookahead: bool = False  # recipe=lookahead: lookahead.py
     summed: bool = False  # time.loss=sum: over a depth's nodes, and the sweeps' positions
     one_step: bool = False  # time.gradient=one: h_n is a constant for h_r_hat
+    newton: bool = False  # recipe=newton: newton.py
+    damping: float = 0.0
 
     @property
     def N(self) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from treeprop_ray.config import Settings, dotted, imported, recurrent
 from treeprop_ray.core.network import Shape
+from treeprop_ray.core.rule import LossRule
 from treeprop_ray.data import images, sequences, text
 from treeprop_ray.data.augment import augment_of
 from treeprop_ray.data.batches import Batches, Scoring, Training, Views, Which
@@ -34,7 +35,8 @@ def stored(settings: Settings) -> tuple[DataSet, bool]:
         return given, False
     splits = given if isinstance(given, Mapping) else {"train": given}
     columns = columns_of("data.columns", data.columns)
-    own = own_set(splits, columns, count, data.classes, count // settings.batch)
+    loss = LossRule.of(settings)
+    own = own_set(splits, columns, count, data.classes, count // settings.batch, loss)
     own = replace(own, name=data.name)
     return own, splits.get("validation") is not None or isinstance(own.train, Stream)
 

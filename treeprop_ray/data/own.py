@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from treeprop_ray.core.rule import LossRule
 from treeprop_ray.data.reading import drawing
 from treeprop_ray.data.sets import DataSet
 from treeprop_ray.data.sources import (
+    PLAIN,
     Columns,
     Rows,
     Source,
@@ -45,10 +47,11 @@ def own_set(
     batch: int,
     classes: int = 0,
     joined: int = 1,
+    loss: LossRule = PLAIN,
 ) -> DataSet:
     """Splits by name as a data set; "train" must be there, others may be absent or None.
 
-    `batch`: the samples of a step, `joined` of a loader's batches.
+    `batch`: the samples of a step, `joined` of a loader's batches; labels are those of `loss`.
     """
     unknown = [str(name) for name in given if name not in SPLITS]
     if unknown or given.get("train") is None:
@@ -57,7 +60,8 @@ def own_set(
     train = source_of(given["train"], columns, batch, "train", joined)
     example = _example(train)
     guessed = classes == 0
-    classes = classes or classes_of(given["train"], columns, train)
+    classes = classes or told_classes(given["train"], columns) or len(loss.class_weights)
+    classes = classes or seen_classes(train, loss.ignore_index)
     none = example.take(slice(0, 0))
     validation, test = (
         none if given.get(name) is None else held_out(given[name], columns, name, example)
@@ -65,15 +69,19 @@ def own_set(
     )
     if guessed and classes and example.y.ndim > 1 and not example.y.is_floating_point():
         held = [
-            int(s.y.max()) + 1 for s in (validation, test) if isinstance(s, Split) and s.y.numel()
+            highest(s.y, loss.ignore_index) + 1 for s in (validation, test) if isinstance(s, Split)
         ]
         classes = max(classes, *held, 0)  # not every token is in the training split
     for name, split in zip(SPLITS, (train, validation, test), strict=True):
         if isinstance(split, Split):
-            check_labels(targets(split.y), classes, name, whole=True)
+            check_labels(targets(split.y), classes, name, loss, whole=True)
             check_finite(split.x, name)
+        elif split is not train:  # not only when it is scored, at the end
+            check_labels(targets(_example(split).y), classes, name, loss)
     dtype = example.x.dtype if example.x.is_floating_point() else torch.float32
-    return DataSet("own", train, validation, test, classes, Tensor.clone, dtype, own=True)
+    return DataSet(
+        "own", train, validation, test, classes, Tensor.clone, dtype, own=True, loss=loss
+    )
 
 
 def held_out(given: Any, columns: Columns | None, what: str, example: Split) -> Source:
@@ -155,15 +163,26 @@ def _chosen(given: Any, columns: Columns | None, what: str) -> Any:
     return given.select_columns(list(columns or ()))
 
 
-def classes_of(given: Any, columns: Columns | None, train: Source | Stream) -> int:
-    """How many classes there are, as far as that is known without reading everything."""
+def highest(y: Tensor, ignored: int) -> int:
+    """The highest label that counts; -1: there is none."""
+    counted = y[y != ignored]
+    return int(counted.max()) if counted.numel() else -1
+
+
+def told_classes(given: Any, columns: Columns | None) -> int:
+    """How many classes a Hugging Face set says it has; 0: it does not."""
     features = getattr(given, "features", None)
-    if columns and isinstance(features, Mapping) and columns[1] in features:
-        return int(getattr(features[columns[1]], "num_classes", 0) or 0)
-    if isinstance(train, Split):
-        y = train.y
-        return y[0].numel() if y.is_floating_point() else max(1, int(y.max()) + 1)
-    return 0
+    if not columns or not isinstance(features, Mapping) or columns[1] not in features:
+        return 0
+    return int(getattr(features[columns[1]], "num_classes", 0) or 0)
+
+
+def seen_classes(train: Source | Stream, ignored: int) -> int:
+    """How many classes there are, as far as that is known without reading everything."""
+    if not isinstance(train, Split):
+        return 0
+    y = train.y
+    return y[0].numel() if y.is_floating_point() else max(1, highest(y, ignored) + 1)
 
 
 def _example(train: Source | Stream) -> Split:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -77,12 +79,49 @@ def drawing(seed: int) -> Iterator[Callable[[], bool]]:
             np.random.set_state(numpy_before)
 
 
+class _Thread:
+    """A thread that does one thing after the other.
+
+    Not one of `ThreadPoolExecutor`'s: a process that is forked in such a thread, as a loader's
+    workers are, waits for itself at its end and leaves as one that has failed.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        while (task := self.tasks.get()) is not None:
+            task()
+            del task  # with what it has read
+
+    def submit(self, do: Callable[[], Batch]) -> Future[Batch]:
+        """What it gives, in its turn."""
+        future: Future[Batch] = Future()
+        self.tasks.put(partial(self._done, future, do))
+        return future
+
+    @staticmethod
+    def _done(future: Future[Batch], do: Callable[[], Batch]) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(do())
+            except BaseException as e:  # whoever asked is told
+                future.set_exception(e)
+
+    def close(self) -> None:
+        """End it, after what it has to do."""
+        self.tasks.put(None)
+        self.thread.join()
+
+
 class Ahead(Generic[Batch]):
     """Batches by step; while one is used, a thread reads the next `DEPTH`, up to step `last`."""
 
     def __init__(self, read: Callable[[int], Batch], last: int) -> None:
         self.read, self.last = read, last
-        self.thread = ThreadPoolExecutor(1, "treeprop-reader")
+        self.thread = _Thread("treeprop-reader")
         self.under_way: dict[int, Future[Batch]] = {}
 
     def __call__(self, step: int) -> Batch:
@@ -91,7 +130,7 @@ class Ahead(Generic[Batch]):
         self.under_way = {s: f for s, f in self.under_way.items() if s in wanted}
         for s in wanted:
             if s not in self.under_way:
-                self.under_way[s] = self.thread.submit(self.read, s)
+                self.under_way[s] = self.thread.submit(partial(self.read, s))
         return self.under_way[step].result()
 
     def settle(self) -> None:
@@ -104,4 +143,4 @@ class Ahead(Generic[Batch]):
     def close(self) -> None:
         """End the thread."""
         self.settle()
-        self.thread.shutdown()
+        self.thread.close()

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from treeprop_ray.core.network import Shape
 from treeprop_ray.core.rng import derive, generator
+from treeprop_ray.core.rule import LossRule
 from treeprop_ray.data.augment import Augment
 from treeprop_ray.data.reading import drawing
-from treeprop_ray.data.sources import Source, Split, check_labels, targets
+from treeprop_ray.data.sources import PLAIN, Source, Split, check_labels, targets
 from treeprop_ray.data.streams import Stream
 from treeprop_ray.errors import UserError
 
@@ -40,6 +41,7 @@ class DataSet:
     permutation: Tensor | None = None  # the order in which a sequence reads the numbers
     score_batch: int = SCORE_BATCH  # samples that are scored at the same time
     own: bool = False  # a user's: its labels are checked as they come
+    loss: LossRule = PLAIN  # what they are checked for
 
     @property
     def example(self) -> Split:
@@ -121,7 +123,7 @@ class DataSet:
         """Stored labels to what the loss takes."""
         y = targets(y)
         if self.own:
-            check_labels(y, self.classes, self.name)
+            check_labels(y, self.classes, self.name, self.loss)
         return y
 
     def batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:

@@ -8,6 +8,7 @@ A stream, which can only be read in order, is in data/streams.py.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treeprop_ray.core.rule import LossRule
 from treeprop_ray.errors import UserError, first_line
 
 Columns = tuple[str, str]  # the names of inputs and labels in a sample
-IGNORED = -100  # torch's label of a place that does not count
+PLAIN = LossRule()
 
 
 class Source(Protocol):
@@ -104,15 +106,23 @@ def targets(y: Tensor) -> Tensor:
     return y if y.is_floating_point() else y.long()
 
 
-def check_labels(y: Tensor, classes: int, what: str, whole: bool = False) -> None:
-    """Raise UserError where labels are outside the known classes; a `whole` split has rows."""
-    if not classes or y.is_floating_point() or not y.numel():
+def check_labels(
+    y: Tensor, classes: int, what: str, rule: LossRule = PLAIN, whole: bool = False
+) -> None:
+    """Raise UserError where labels are not what the loss takes: outside the known classes, or for
+    bce outside 0 … 1; a `whole` split has rows."""
+    highest: float
+    if rule.name == "bce":
+        known, highest = "0 … 1", 1
+    elif rule.name == "cross_entropy" and not y.is_floating_point():
+        highest = classes - 1 if classes else math.inf
+        known = f"the classes 0 … {classes - 1}" if classes else "the classes, which begin at 0"
+    else:
         return
-    wrong = ((y < 0) & (y != IGNORED)) | (y >= classes)
+    wrong = ((y < 0) | (y > highest)) & (y != rule.ignore_index)
     if wrong.any():
         row = f" (row {int(wrong.nonzero()[0][0])})" if whole else ""
-        label = int(y[wrong][0])
-        raise UserError(f"{what}: label {label} is outside the classes 0 … {classes - 1}{row}")
+        raise UserError(f"{what}: label {y[wrong][0].item():g} is outside {known}{row}")
 
 
 def check_finite(x: Tensor, what: str, numbers: Sequence[int] | None = None) -> None:
@@ -137,6 +147,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
         if hasattr(value, "convert") and hasattr(value, "getbands"):  # a PIL image
             pixels = torch.from_numpy(np.array(value, dtype=np.float32) / 255)
             return pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+        if hasattr(value, "to_numpy"):  # of pandas
+            value = value.to_numpy()
         with warnings.catch_warnings():  # an array that must not be written to: nobody does
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return torch.as_tensor(value)

@@ -46,7 +46,7 @@ class Stream:
         self.is_loader, self.runs_tasks = isinstance(source, DataLoader), is_ray_data(source)
         self.joined = joined if self.is_loader else 1
         self.size = batch // self.joined  # of what is read at once
-        own = source.batch_size if self.is_loader else None
+        own = batch_of(source)
         if batch and own not in (None, self.size):
             raise UserError(f"batch={self.size}: {what} is a DataLoader with batches of {own}")
         self.has_state = (
@@ -72,11 +72,15 @@ class Stream:
             return 0  # to count its samples may mean to read them all
         try:
             if self.is_loader and self.source.batch_size is not None:
-                return len(self.source.sampler) // self.batch * self.batch
-            count = len(self.source)
-            return count // self.joined * self.batch if self.is_loader else count
+                count = len(self.source.sampler) // self.batch * self.batch
+            else:
+                count = len(self.source)
+                count = count // self.joined * self.batch if self.is_loader else count
         except TypeError:
             return 0
+        if not count:
+            raise UserError(f"batch={self.size}: {self.what} has not as many samples in a pass")
+        return count
 
     def open(self, epoch: int, state: Any = None) -> Generator[Split, None, None]:
         """The batches of a pass; from `state` on, if there is one."""
@@ -153,6 +157,14 @@ class Stream:
                         "take a part of it, or give a set that can be indexed"
                     )
         return joined_up(parts)
+
+
+def batch_of(source: Any) -> int | None:
+    """How many samples a loader's batches have, as far as it says so."""
+    if not isinstance(source, DataLoader):
+        return None
+    sampler = source.batch_sampler
+    return source.batch_size or cast(int | None, getattr(sampler, "batch_size", None))
 
 
 def joined_up(parts: Sequence[Split]) -> Split:

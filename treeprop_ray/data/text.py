@@ -43,6 +43,9 @@ class Tokenizer(Protocol):
     def decode(self, tokens: list[int]) -> str:
         """The text of some tokens."""
 
+    def as_hf(self) -> Any:
+        """The same as a tokenizer of Hugging Face, to be written beside a model."""
+
 
 class Bytes:
     """A token is a byte of UTF-8."""
@@ -54,6 +57,18 @@ class Bytes:
 
     def decode(self, tokens: list[int]) -> str:
         return bytes(tokens).decode(errors="replace")
+
+    def as_hf(self) -> Any:
+        prepare_offline()
+        from tokenizers import Tokenizer as Rust
+        from tokenizers import decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        plain = Rust(models.BPE({letter: b for b, letter in bytes_to_unicode().items()}, []))
+        plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        plain.decoder = decoders.ByteLevel()
+        return PreTrainedTokenizerFast(tokenizer_object=plain)
 
 
 class GPT2Bytes:
@@ -88,6 +103,9 @@ class GPT2Bytes:
 
     def decode(self, tokens: list[int]) -> str:
         return str(self.bpe.decode(tokens))
+
+    def as_hf(self) -> Any:
+        return self.bpe
 
 
 def tokenizer_of(data: Data) -> Tokenizer:

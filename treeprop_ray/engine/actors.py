@@ -16,8 +16,10 @@ from torch import Tensor
 from treeprop_ray.core.rule import HeldOut, Piece, cut
 from treeprop_ray.engine import transport
 from treeprop_ray.engine.base import Span
+from treeprop_ray.engine.collective import Together, meeting_at
+from treeprop_ray.engine.direct import Rendezvous, gpu_of
 from treeprop_ray.engine.points import Point
-from treeprop_ray.errors import TrainingError, UserError, told_at
+from treeprop_ray.errors import ActorLost, TrainingError, UserError, told_at
 from treeprop_ray.hosts.base import Held, Host, StepReport
 from treeprop_ray.hosts.copied import Added, HandedOut
 from treeprop_ray.hosts.reduction import Packet as Weights
@@ -29,8 +31,10 @@ Norms = Mapping[str, float]  # squared gradient norms by part
 class HostLike(Protocol):
     """What an actor needs of its host: hosts.base.Host, or an emulated one."""
 
-    at: str
-
+    @property
+    def at(self) -> str: ...
+    @property
+    def weight(self) -> int: ...
     def begin(self, call: Call) -> None: ...
     def run(self, call: Call, piece: Piece, inputs: dict[str, Tensor | None]) -> Held: ...
     def hand_out(self) -> list[HandedOut]: ...
@@ -54,6 +58,7 @@ class Role:
     pieces: int
     threads: int = 1
     keep_spans: int = 0
+    starts: tuple[int, ...] = (0,)  # which calls are the first of a pass
     programs: Mapping[str, Any] = field(default_factory=dict)  # transport=stream: by pass
     clip: bool = False  # transport=stream: norms of all hosts are needed
     copy: int = 0  # of several copies which one this is
@@ -86,6 +91,8 @@ class HostActor:
         self.unmade = None
         self.broken: TrainingError | UserError | None = None
         self.told: StepReport | None = None  # the report of the step that is ending
+        self.done = 0  # the step that comes next
+        self.ran = -1  # the last call
         self.spans: deque[Span] = deque(maxlen=role.keep_spans)
         self.sent = 0
         self.busy = 0.0
@@ -103,6 +110,24 @@ class HostActor:
             raise self.unmade
         return repr(self)
 
+    def gpu(self) -> str:
+        """Which GPU this has; empty for a CPU."""
+        return gpu_of(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its host's tensors are."""
+        return self.host.device if isinstance(self.host, Host) else torch.device("cpu")
+
+    def meet(self, place: Rendezvous, session: str, backend: str, patience: float) -> None:
+        """reduce=fast: join the other copies of this host."""
+        assert isinstance(self.host, Host)
+        if isinstance(self.host.group, Together):
+            self.host.group.close()
+        store = meeting_at(place, session, patience)
+        words = (backend, self.role.copy, self.role.copies, store, patience)
+        self.host.group = Together(*words)
+
     def settled(self) -> None:
         """Answers when all calls before it are done."""
         if self.broken:
@@ -112,11 +137,22 @@ class HostActor:
         """One call of the schedule; returns a packet for each group of readers."""
         if self.broken:
             raise self.broken  # the first error is the one to show, not what follows from it
+        if index not in self.role.starts and index != self.ran + 1:
+            # Ray leaves out a call whose inputs are lost; what follows would work on half a step
+            self.broken = ActorLost(f"actor {self.role.name}: a call of step {at} never came")
+            raise self.broken
+        self.ran = index
         call = self.role.calls[index]
         piece = cut(at, self.role.total, self.role.pieces)[call.piece]
-        out = self.work(call, piece, at, transport.unpack(packets))
+        out, begin, end = self.work(call, piece, at, transport.unpack(packets))
+        self.account(call, at, out, begin, end)
         packed = transport.pack(out, call.packets)
         return packed if len(packed) > 1 else (packed[0] if packed else None)
+
+    def run_last(self, index: int, at: int | HeldOut, *packets: transport.Packet) -> Any:
+        """With copies: the host's last call of a step, and what it hands out after it."""
+        self.run(index, at, *packets)
+        return self.hand_out(at) if isinstance(at, int) else [None] * self.role.copies
 
     def prepare(self, call: Call, at: int | HeldOut) -> None:
         """What a call begins with and needs no inputs for."""
@@ -131,8 +167,8 @@ class HostActor:
 
     def work(
         self, call: Call, piece: Piece, at: int | HeldOut, inputs: dict[str, Tensor | None]
-    ) -> Held:
-        """A call of the host; its error says where it arose, its time is written down."""
+    ) -> tuple[Held, float, float]:
+        """A call of the host, and when it began and ended; its error says where it arose."""
         begin = time.time()
         try:
             out = self.host.run(call, piece, inputs)
@@ -141,16 +177,19 @@ class HostActor:
             where = self.host.at or f"{nodes}, level {call.level}"
             self.broken = told_at(f"{where}, step {at}", e)
             raise self.broken from e
-        if isinstance(at, int):  # the timeline is about training
-            seconds = self._note(call.phase, call.level, call.piece, at, begin)
-            self.sent += transport.size(out)
-            self.calls, self.seconds = self.calls + 1, self.seconds + seconds
-            self._gauges.wave(call, seconds, self.sent)
-        return out
+        return out, begin, time.time()
 
-    def hand_out(self, step: int, _: object) -> Any:
+    def account(self, call: Call, at: int | HeldOut, out: Held, begin: float, end: float) -> None:
+        """Write down a call of training, when others have what they wait for."""
+        if isinstance(at, int):
+            self._note(call.phase, call.level, call.piece, at, begin, end)
+            self.sent += transport.size(out)
+            self.calls, self.seconds = self.calls + 1, self.seconds + end - begin
+            self._gauges.wave(call, end - begin, self.sent)
+
+    def hand_out(self, step: int, *_: object) -> Any:
         """For each copy of this host what it needs to add up its share of the gradients. `_` is
-        the call it waits for."""
+        what the call before it gives."""
         return [self._sent(part) for part in self._shared("hand_out", step, self.host.hand_out)]
 
     def add_up(self, step: int, *others: Any) -> Any:
@@ -197,8 +236,9 @@ class HostActor:
     def apply(self, step: int, _: object, *others: StepReport) -> Any:
         """Optimizer step with the gradient norms of all hosts: the own ones are here, those of the
         others arrive. `_` is the call it waits for. With shards, the weights that it updates."""
-        if self.told:  # else the report has failed, and says why
-            return self._apply(step, [r.square_norms for r in (self.told, *others)])
+        told, self.told = self.told, None  # of no later step, whose report may never run
+        if told:  # else the report has failed, and says why
+            return self._apply(step, [r.square_norms for r in (told, *others)])
         return None
 
     def finish(self, step: int, norms: bool, _: object, *sums: Any) -> Any:
@@ -212,6 +252,7 @@ class HostActor:
         """With shards: the weights that other copies have updated."""
         given = [transport.arriving(other) for other in others]
         self._shared("renew", step, self.host.renew, given)
+        self.done = step + 1
 
     def _apply(self, step: int, square_norms: Sequence[Norms] | None) -> Any:
         begin = time.time()
@@ -221,14 +262,17 @@ class HostActor:
         except Exception as e:
             raise told_at(f"actor {self.role.name}, update of step {step}", e) from e
         self._note("update", 0, 0, step, begin)
+        if not self.role.shards:
+            self.done = step + 1
         return weights
 
-    def _note(self, phase: str, level: int, piece: int, step: int, begin: float) -> float:
-        """Write down work that ends now; returns its seconds."""
-        end = time.time()
+    def _note(
+        self, phase: str, level: int, piece: int, step: int, begin: float, end: float | None = None
+    ) -> None:
+        """Write down work, which ends now unless it is said when."""
+        end = end or time.time()
         self.busy += end - begin
         self.spans.append(Span(self.role.name, phase, level, piece, step, begin, end))
-        return end - begin
 
     def usage(self) -> tuple[float, int, list[Span]]:
         """(busy seconds, bytes sent) since the last question, and the last spans."""
@@ -253,28 +297,31 @@ class HostActor:
         """Ray's name of the machine this is on."""
         return str(ray.get_runtime_context().get_node_id())
 
-    def state(self, own: bool = False) -> tuple[tuple[str, ...], Any]:
-        """The names of parts that are told about here; their weights and optimizer state. `own`:
-        also of parts that another copy tells about."""
+    def state(self, own: bool, step: int | None) -> tuple[tuple[str, ...], Any]:
+        """The names of parts that are told about here; their weights and optimizer state, before
+        `step`. `own`: also of parts that another copy tells about."""
         assert isinstance(self.host, Host)
+        if step is not None and step != self.done:  # steps before it have failed somewhere
+            raise ActorLost(f"actor {self.role.name} is at step {self.done}, not {step}")
         state = self.host.own_state() if own else self.host.state()
         parts = {key.partition("/")[0] for part in state for key in part}
         return tuple(parts), transport.leaving(state)
 
-    def keep(self, step: int, state: Any) -> None:
-        """Hold the state of another actor, of the time before `step`, in memory: the newest two."""
-        self.kept = {**dict(sorted(self.kept.items())[-1:]), step: state}
+    def keep(self, step: int, state: Any, since: int) -> None:
+        """Hold the state of another actor, of the time before `step`, in memory, with those `since`
+        the step to which all would go back now."""
+        self.kept = {s: kept for s, kept in self.kept.items() if since <= s < step} | {step: state}
 
-    def load(self, point: Point, index: int) -> None:
+    def load(self, point: Point, index: int, step: int) -> None:
         """Take up what belongs here of a point's states, which are fetched only then."""
         assert isinstance(self.host, Host)
-        self.broken = None
+        self.broken, self.done = None, step
         self.host.load(*point.state_of(self.host.parts, index))
 
-    def take_up(self, read: Callable[[Host], None]) -> None:
+    def take_up(self, read: Callable[[Host], None], step: int) -> None:
         """Have the host read its parts of a stored state."""
         assert isinstance(self.host, Host)
-        self.broken = None
+        self.broken, self.done = None, step
         self._shared("load", 0, read, self.host)
 
 

@@ -123,8 +123,13 @@ class Engine(ABC):
         """When the actors worked during the last steps; empty in one process."""
         return []
 
-    def watch(self, told: Callable[[], str]) -> None:  # noqa: B027 (nothing to lose in one process)
-        """Say `told` in one line and end the process when what the engine runs on is gone."""
+    @property
+    def dashboard(self) -> str:
+        """Where Ray's dashboard is; empty where there is none."""
+        return ""
+
+    def hear(self, heard: Callable[[str], None]) -> None:  # noqa: B027 (nothing happens there)
+        """Have `heard` get a line whenever actors are lost or others go on."""
 
     def close(self) -> None:  # noqa: B027 (nothing to close is the rule in one process)
         """Give back everything that was started."""

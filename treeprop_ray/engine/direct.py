@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from treeprop_ray.core import devices
 from treeprop_ray.engine.links import Address, WireBroken
 from treeprop_ray.errors import first_line
 
@@ -25,9 +26,7 @@ Rendezvous = tuple[str, int]  # where the driver's store is
 
 def gpu_of(device: torch.device) -> str:
     """Which GPU that is, the same for all processes that use it; empty for a CPU."""
-    if device.type != "cuda":
-        return ""
-    return str(torch.cuda.get_device_properties(device).uuid)
+    return devices.gpus.uuid(device) if devices.gpus.is_gpu(device) else ""
 
 
 def partners(rank: int, addresses: Sequence[Address], peers: Sequence[int]) -> list[int]:
@@ -101,6 +100,4 @@ def group_of(backend: str, store: Any, rank: int, world: int, patience: float) -
     timeout = timedelta(seconds=patience)
     if backend == "gloo":
         return distributed.ProcessGroupGloo(store, rank, world, timeout)
-    options = distributed.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return distributed.ProcessGroupNCCL(store, rank, world, options)
+    return devices.gpus.group(store, rank, world, timeout)

@@ -117,10 +117,11 @@ class Link:
             for name, value in ALIVE.items():
                 if hasattr(socket, name):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        sock.settimeout(patience)
-        self.patience = patience
-        self.source, self.slow, self.sink = sock, sock.dup(), sock.dup()
-        self.sink.setblocking(False)
+        # the system keeps the time: Python's own timeouts would ask it twice for every packet
+        sock.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, timeval(patience))
+        self.sock, self.patience = sock, patience
         self.room = memoryview(bytearray(ROOM))
         self.start = self.stop = 0  # of what has been read ahead
         self.descriptors: deque[int] = deque()  # that came along
@@ -142,7 +143,7 @@ class Link:
             if not self.backlog:
                 try:
                     while rest:
-                        rest = after(rest, _put(self.sink, rest, descriptor))
+                        rest = after(rest, _put(self.sock, rest, descriptor, socket.MSG_DONTWAIT))
                         descriptor = closed(descriptor)
                     return
                 except BlockingIOError:
@@ -165,7 +166,7 @@ class Link:
                 rest, descriptor = self.backlog[0]
             try:
                 while rest:
-                    rest = after(rest, _put(self.slow, rest, descriptor))
+                    rest = after(rest, _put(self.sock, rest, descriptor))
                     descriptor = closed(descriptor)
             except OSError as e:
                 self.error = self.error or first_line(e)
@@ -197,12 +198,12 @@ class Link:
     def _get(self, target: memoryview) -> int:
         try:
             if self.near:
-                count, extras, _, _ = self.source.recvmsg_into([target], 256)
+                count, extras, _, _ = self.sock.recvmsg_into([target], 256)
                 for _, _, data in extras:
                     self.descriptors += memoryview(data).cast("i")
             else:
-                count = self.source.recv_into(target)
-        except TimeoutError as e:
+                count = self.sock.recv_into(target)
+        except BlockingIOError as e:
             raise WireBroken(f"no packet within {self.patience:g} s") from e
         except OSError as e:
             raise WireBroken(first_line(e)) from e
@@ -214,18 +215,21 @@ class Link:
         """Leave; the peer hears of it."""
         self.closed = True
         with contextlib.suppress(OSError):
-            self.source.shutdown(socket.SHUT_RDWR)
-        for sock in (self.source, self.slow, self.sink):
-            sock.close()
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
         with self.moved:
             self.moved.notify_all()
 
 
-def _put(sock: socket.socket, buffers: Buffers, descriptor: int) -> int:
-    if descriptor < 0:
-        return sock.sendmsg(buffers)
+def timeval(seconds: float) -> bytes:
+    """A time as the system takes it; there 0 is for ever."""
+    return struct.pack("@ll", *divmod(max(1, int(1e6 * min(seconds, 1e9))), 10**6))
+
+
+def _put(sock: socket.socket, buffers: Buffers, descriptor: int, flags: int = 0) -> int:
     rights = struct.pack("i", descriptor)
-    return sock.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptor >= 0 else []
+    return sock.sendmsg(buffers, beside, flags)
 
 
 def closed(descriptor: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from treeprop_ray.core import devices
 from treeprop_ray.core.rule import HeldOut, cut
 from treeprop_ray.engine.base import Engine
 from treeprop_ray.errors import UserError, told_at
@@ -81,8 +82,8 @@ class LocalEngine(Engine):
 
 def pick_device(device: str) -> str:
     """`auto` is a GPU when there is one."""
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == devices.NAME and not devices.gpus.available():
         raise UserError("device=cuda: this machine has no usable GPU; use device=cpu or auto")
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return devices.NAME if devices.gpus.available() else "cpu"
     return device

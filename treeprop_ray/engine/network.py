@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-START_SECONDS = 30  # for the small actors
+START_SECONDS = 120  # for the small actors; a machine that has none by then is lost
 REACH_SECONDS = 5
 
 Pair = frozenset[str]  # the ids of two machines
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # to import it there would import torch
 
 
 class Ear:

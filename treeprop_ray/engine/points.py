@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
 from torch import Tensor
 
 from treeprop_ray.engine import transport
@@ -39,14 +39,19 @@ class Point:
 
     @classmethod
     def taken(
-        cls, actors: Sequence[Any], keepers: Sequence[int | None], step: int, own: bool = False
+        cls,
+        actors: Sequence[Any],
+        keepers: Sequence[int | None],
+        step: int | None = None,
+        since: int = 0,
+        own: bool = False,
     ) -> Point:
         """Ask all actors for their states, behind the calls that are submitted; `own`: each for all
-        that it has."""
-        pairs = [actor.state.options(num_returns=2).remote(own) for actor in actors]
+        that it has; `step`: as they are before it. Earlier ones are kept from `since` on."""
+        pairs = [actor.state.options(num_returns=2).remote(own, step) for actor in actors]
         names, states = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         kept = [
-            actors[keeper].keep.remote(step, state)
+            actors[keeper].keep.remote(step, state, since)
             for keeper, state in zip(keepers, states, strict=True)
             if keeper is not None
         ]
@@ -64,11 +69,20 @@ class Point:
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
         return len(ready) == len(refs)
 
-    def load(self, actors: Sequence[Any]) -> list[Any]:
-        """Have all actors take up their parts; their answers."""
+    def without(self, lost: Collection[int], hosts: int) -> Point | None:
+        """What is left of a point under way when some actors are gone: states of at least one copy
+        of each of the `hosts`; None if that is not all there is."""
+        there = [k for k in range(len(self.names)) if k not in lost and _is_there(self.names[k])]
+        if not self.whole or {k % hosts for k in there} != set(range(hosts)):
+            return None
+        names, states = ([refs[k] for k in there] for refs in (self.names, self.states))
+        return Point(names, states, self.kept, whole=True)
+
+    def load(self, actors: Sequence[Any], step: int) -> list[Any]:
+        """Have all actors take up their parts, as they were before `step`; their answers."""
         if self.read is not None:
-            return [actor.take_up.remote(self.read) for actor in actors]
-        return [actor.load.remote(self, index) for index, actor in enumerate(actors)]
+            return [actor.take_up.remote(self.read, step) for actor in actors]
+        return [actor.load.remote(self, index, step) for index, actor in enumerate(actors)]
 
     def state_of(self, parts: Collection[str], index: int) -> State:
         """In the actor `index`: what the point has of some parts. Of states that are whole it takes
@@ -77,7 +91,8 @@ class Point:
         held.sort(key=lambda entry: entry[0] != index)
         weights: dict[str, Tensor] = {}
         optimizer: dict[str, Tensor] = {}
-        missing, lost = set(parts), None
+        told = {part for _, inside in held for part in inside}  # others have nothing to tell
+        missing, lost = set(parts) & told, None
         for k, inside in held:
             if not (missing if self.whole else set(parts)) & set(inside):
                 continue
@@ -92,6 +107,15 @@ class Point:
         if lost and (missing or not self.whole):
             raise lost
         return weights, optimizer
+
+
+def _is_there(ref: Any) -> bool:
+    """Whether a call has ended, and well."""
+    try:
+        ray.get(ref, timeout=0)
+    except (RayError, GetTimeoutError):
+        return False
+    return True
 
 
 def keepers(machines: Sequence[str], hosts: int = 0) -> list[int | None]:

@@ -3,12 +3,14 @@ actor."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import ray
+from ray import cloudpickle
 from torch import Tensor
 
 from treeprop_ray.core.rule import HeldOut
@@ -24,6 +26,7 @@ from treeprop_ray.engine.watch import Watch
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.hosts.base import Host, State, StepReport
 from treeprop_ray.methods import Job
+from treeprop_ray.methods.auto import decided_for
 from treeprop_ray.schedule.copies import Copy, copied
 from treeprop_ray.schedule.ops import STEP
 from treeprop_ray.schedule.placement import Plan
@@ -45,23 +48,49 @@ def whole_name(name: str) -> str:
     return f"whole {name}"
 
 
+def unsendable(job: Job, error: Exception) -> UserError:
+    """Which part of a network cannot be sent to actors, and why."""
+    what, why = "network", error.__cause__ or error
+    for name, part in getattr(job.parts, "parts", {}).items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception as e:  # the user's own modules may raise anything
+            what, why = f"part {name}", e
+            break
+    return UserError(
+        f"{what}: cannot be sent to an actor: {first_line(why)}; have it made there "
+        "(model.name=package.module:factory), or use engine=local"
+    )
+
+
 class RayEngine(Engine):
     """Runs a job on the actors of a plan, and recovers from lost ones."""
 
     driver: Driver
     spread = True
 
-    def __init__(self, job: Job, owns_ray: bool = False) -> None:
+    def __init__(
+        self, job: Job, owns_ray: bool = False, way_on: Callable[[], str] | None = None
+    ) -> None:
         super().__init__(job)
         self.owns_ray = owns_ray
         self.avoid: set[str] = set()  # machines that others cannot reach
-        self._watch: Watch | None = None
+        self._watch = Watch(way_on) if way_on else None
         self.job = replace(job, batches=self._shipped(job))
-        self.recovery = Recovery(self, job.settings)
-        self.recovery.first(lambda: self.start(self._planned()))
+        if self._watch:
+            self._watch.start()
+        try:
+            choice = decided_for(job, runtime.cluster(self.avoid))
+            print(*choice.why, sep="\n", end="\n" if choice.why else "", flush=True)
+            self.settings = choice.settings  # those of the job, with a placement
+            self.recovery = Recovery(self, self.settings)
+            self.recovery.first(lambda: self.start(self._planned()))
+        except BaseException:
+            self._unwatch()
+            raise
 
     def _planned(self) -> Plan:
-        return self.method.plan(self.job.settings, self.tree, runtime.cluster(self.avoid))
+        return self.method.plan(self.settings, self.tree, runtime.cluster(self.avoid))
 
     def _shipped(self, job: Job) -> Callable[[], Batches]:
         """The batches in the object store: only the actor that opens them fetches them."""
@@ -84,19 +113,23 @@ class RayEngine(Engine):
             passes = {n: copied(c, hosts, plan.copies, settings.pieces) for n, c in passes.items()}
             passes.update(whole if len(whole) > 1 else {})
         calls, others = passes[STEP], {n: c for n, c in passes.items() if n != STEP}
-        roles = []
+        roles, sent = [], replace(job, metrics={})  # the user's metrics are measured here
         for index, name in enumerate(plan.actors):
             copy = Copy(index // hosts, plan.copies, settings.reduce == "exact", shards)
             mine = tuple(call for call in calls if call.host == index)
             more = tuple(c for passes in others.values() for c in passes if c.host == index)
+            counts = [sum(c.host == index for c in passes) for passes in (calls, *others.values())]
             roles.append(
                 Role(
                     name=name,
                     about=method.about(settings, plan, job.tree, index % hosts),
-                    make_host=partial(method.host, replace(job, copy=copy), plan, index % hosts),
+                    make_host=partial(
+                        method.host, replace(sent, copy=copy), plan.seen_by(index), index % hosts
+                    ),
                     calls=mine + more,
                     total=job.places,
                     pieces=settings.pieces,
+                    starts=tuple(itertools.accumulate(counts[:-1], initial=0)),
                     threads=settings.threads,
                     keep_spans=(len(mine) + 2 + 3 * (plan.copies > 1)) * settings.timeline_steps,
                     copy=copy.index,
@@ -105,18 +138,25 @@ class RayEngine(Engine):
                 )
             )
         self.plan = plan
-        self.driver = driver_class(settings.transport)(
-            plan,
-            roles,
-            calls,
-            clip=job.optimizer.exchanges,
-            in_flight=settings.in_flight,
-            wave_timeout=settings.wave_timeout,
-            others=others,
-            pass_at=job.pass_at,
-            shards=shards,
-            avoid=self.avoid,
-        )
+        try:
+            self.driver = driver_class(settings.transport)(
+                plan,
+                roles,
+                calls,
+                clip=job.optimizer.exchanges,
+                in_flight=settings.in_flight,
+                wave_timeout=settings.wave_timeout,
+                others=others,
+                pass_at=job.pass_at,
+                shards=shards,
+                avoid=self.avoid,
+                fast=settings.reduce == "fast" and plan.copies > 1,
+                most=settings.snapshot_every,
+            )
+        except TypeError as e:
+            if "serialize" in str(e):  # Ray's text has a page
+                raise unsendable(job, e) from e
+            raise
 
     def _check_tasks(self, plan: Plan) -> None:
         """Tasks that read the data would wait for ever beside actors that have all CPUs."""
@@ -191,13 +231,21 @@ class RayEngine(Engine):
     def spans(self) -> list[Span]:
         return [span for _, _, spans in self.usage() for span in spans]
 
-    def watch(self, told: Callable[[], str]) -> None:
-        self._watch = Watch(told)
-        self._watch.start()
+    @property
+    def dashboard(self) -> str:
+        return runtime.dashboard()
 
-    def close(self) -> None:
+    def hear(self, heard: Callable[[str], None]) -> None:
+        self.recovery.heard = heard
+
+    def _unwatch(self) -> None:
         if self._watch:
             self._watch.stop()
-        self.driver.close()
+
+    def close(self) -> None:
+        try:
+            self.driver.close()  # it asks the control store, and would wait a minute for a lost one
+        finally:
+            self._unwatch()
         if self.owns_ray:
             runtime.stop()

@@ -7,22 +7,28 @@ the state, so the run ends with the same weights as if nothing had happened.
     point 0            pending 50        lost at 57
     |------------------|------.          all states back to point 0 (50 had not arrived yet),
     journal 0 … 56            '- X       actors made anew, steps 0 … 56 submitted again
+
+Copies of a host (replicas=) have the same state, so a point that is under way counts as soon as one
+copy of every host has told its own: with snapshot_every=1 the steps in flight are all that is done
+again.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from treeprop_ray.config import Settings
 from treeprop_ray.engine import network, runtime
 from treeprop_ray.engine.base import Saving
-from treeprop_ray.engine.driver import ActorLate, PlacementBusy
+from treeprop_ray.engine.crew import ActorLate, PlacementBusy
 from treeprop_ray.engine.points import Point
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
-from treeprop_ray.schedule.placement import Cluster, Plan
+from treeprop_ray.schedule.cluster import Cluster
+from treeprop_ray.schedule.placement import Plan
 
 if TYPE_CHECKING:
     from treeprop_ray.engine.ray import RayEngine
@@ -38,11 +44,18 @@ class Recovery:
     def __init__(self, engine: RayEngine, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
         self.point: tuple[int, Point | None] = (0, None)  # (step, states); None: as built
-        self.pending: tuple[int, Point] | None = None  # a point that is under way
+        self.pending: deque[tuple[int, Point]] = deque()  # points that are under way
         self.journal: dict[int, bool] = {}  # steps submitted since the point -> report
         self.saving: Saving | None = None  # a state that is being stored; the point stays before it
-        self.failures = self.replayed = 0
+        self.failures = 0
+        self.replays: list[int] = []  # steps done again, for each recovery
+        self.heard: Callable[[str], None] = lambda text: None
         self.machines = len(runtime.cluster().nodes) if settings.elastic else 0
+
+    @property
+    def replayed(self) -> int:
+        """Steps done again, of all recoveries."""
+        return sum(self.replays)
 
     def first(self, start: Callable[[], None]) -> None:
         """Make the first actors; those that die meanwhile are made again."""
@@ -53,7 +66,12 @@ class Recovery:
                 self.failures += 1
                 if self.failures > self.settings.max_failures:
                     raise
-                print(f"lost {e}; starting again", file=sys.stderr, flush=True)
+                self.say(f"lost {e}; starting again")
+
+    def say(self, text: str) -> None:
+        """One line on standard error, and to whoever listens."""
+        print(text, file=sys.stderr, flush=True)
+        self.heard(text)
 
     def step(self, step: int, report: bool) -> None:
         """Submit a step; now and then ask for a new point."""
@@ -74,34 +92,49 @@ class Recovery:
 
     def _advance(self, done: int) -> None:
         """Ask for a new point now and then; it counts once every actor's state has arrived."""
-        driver = self.engine.driver
-        passes = self.saving and self.pending and self.pending[0] > self.saving.step
-        if self.pending is not None and not passes and self.pending[1].arrived():
-            step, point = self.pending
-            driver.get([*point.names, *point.kept])  # tells if one was lost
+        arrived = None
+        while self.pending and self._may_be_point(self.pending[0][0]):
+            step, point = self.pending[0]
+            if not point.arrived():
+                break
+            self.engine.driver.get([*point.names, *point.kept])  # tells if one was lost
+            self.pending.popleft()
             self.set_point(step, point)
+            arrived = step
+        if arrived is not None:
             self._grow()
-            driver = self.engine.driver
-        if self.pending is None and done % self.settings.snapshot_every == 0:
-            self.pending = (done, driver.snapshot(done))
+        # each holds a state of everybody: one is enough while none may count
+        most = self.settings.in_flight if self._may_be_point(done) else 0
+        if done % self.settings.snapshot_every == 0 and len(self.pending) <= most:
+            self._ask_for_point(done)
+
+    def _may_be_point(self, step: int) -> bool:
+        """All must be able to go back to a state that is being stored."""
+        return self.saving is None or step <= self.saving.step
+
+    def _ask_for_point(self, done: int) -> Point:
+        point = self.engine.driver.snapshot(done, self.point[0])
+        self.pending.append((done, point))
+        return point
 
     def mark(self, done: int) -> None:
         """Make the state after `done` steps the point; waits for it."""
         if self.saving:
             self.saving.arrived(wait=True)
-        self.pending = None
-        point = self.engine.driver.snapshot(done)
+        point = self._ask_for_point(done)
         self.engine.driver.get([*point.names, *point.kept])
+        self.pending.clear()
         self.set_point(done, point)
 
     def set_point(self, step: int, point: Point) -> None:
         """From now on all go back to this state, of the time before `step`."""
-        self.point, self.pending = (step, point), None
+        self.point = (step, point)
         self.journal = {s: report for s, report in self.journal.items() if s >= step}
 
     def start_from(self, point: Point, step: int) -> None:
         """Take up a state that an earlier run had before `step`."""
         self.journal.clear()
+        self.pending.clear()
         self.set_point(step, point)
         try:
             self._restore()
@@ -114,8 +147,8 @@ class Recovery:
         self.failures += 1
         for attempt in range(ATTEMPTS + 1):
             driver = self.engine.driver
-            self.pending = None
             lost = driver.lost()
+            self._take_newest(lost)
             names = ", ".join(driver.roles[i].name for i in lost) or "a tensor"
             if self.failures > self.settings.max_failures or attempt == ATTEMPTS:
                 again = f", {attempt} times in a row" if attempt == ATTEMPTS else ""
@@ -124,11 +157,9 @@ class Recovery:
                     f"max_failures={self.settings.max_failures}"
                 ) from error
             steps = sorted(self.journal.items())
-            print(
+            self.say(
                 f"lost {names} ({error}); back to step {self.point[0]}, "
-                f"replaying {len(steps)} steps",
-                file=sys.stderr,
-                flush=True,
+                f"replaying {len(steps)} steps"
             )
             try:
                 self._avoid_cut_off(error, lost)
@@ -138,10 +169,20 @@ class Recovery:
                     self.engine.driver.step(step, report)
                     self._store_again(step + 1)
                 self.engine.driver.wait()
-                self.replayed += len(steps)
+                self.replays.append(len(steps))
                 return
             except ActorLost as e:
                 error = e
+
+    def _take_newest(self, lost: Sequence[int]) -> None:
+        """The newest point under way that is there without those who were lost becomes the point;
+        who lives has answered behind it."""
+        for step, point in reversed(self.pending):
+            rest = point.without(lost, len(self.engine.plan.names))
+            if rest and self._may_be_point(step):
+                self.set_point(step, rest)
+                break
+        self.pending.clear()
 
     def _avoid_cut_off(self, error: ActorLost, lost: list[int]) -> None:
         """Where nobody died and yet no answer came, machines may be cut off from each other."""
@@ -154,8 +195,7 @@ class Recovery:
         if avoid := network.to_avoid(pairs, machines[0]):
             told = "; ".join(" and ".join(m[:8] for m in sorted(pair)) for pair in pairs)
             left = ", ".join(m[:8] for m in sorted(avoid))
-            print(f"machines {told} cannot reach each other; going on without {left}",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            self.say(f"machines {told} cannot reach each other; going on without {left}")
             self.engine.avoid |= avoid
             self.engine.driver.close()  # so that new places are found
 
@@ -175,7 +215,7 @@ class Recovery:
             except PlacementBusy as e:  # a machine that has just died may still be counted
                 busy = e
                 continue
-            print(f"continuing on {len(plan.actors)} actors", file=sys.stderr, flush=True)
+            self.say(f"continuing on {len(plan.actors)} actors")
             return
         raise TrainingError(f"no place for the actors on what is left: {busy}") from busy
 
@@ -214,8 +254,9 @@ class Recovery:
                 break
         else:
             return
-        print(f"continuing on {len(larger.actors)} actors", file=sys.stderr, flush=True)
+        self.say(f"continuing on {len(larger.actors)} actors")
         self.engine.driver.close()
+        self.pending.clear()
         self.engine.start(larger)
         self._restore()
         for step, report in sorted(self.journal.items()):
@@ -224,12 +265,12 @@ class Recovery:
 
     def _restore(self) -> None:
         """Bring all actors to the point."""
-        driver, (_, point) = self.engine.driver, self.point
+        driver, (step, point) = self.engine.driver, self.point
         if point is None:
             driver.become(driver.roles, driver.calls)
         else:
-            driver.restore(point)
-        self._store_again(self.point[0])
+            driver.restore(point, step)
+        self._store_again(step)
 
     def _store_again(self, done: int) -> None:
         """If the state after `done` steps was being stored when an actor was lost."""

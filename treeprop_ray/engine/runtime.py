@@ -9,21 +9,34 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import ray
-import torch
 from ray._private.authentication import authentication_token_setup as tokens
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 
 from treeprop_ray.config import RaySettings
+from treeprop_ray.core import devices
 from treeprop_ray.engine import access
 from treeprop_ray.errors import UserError, first_line
-from treeprop_ray.schedule.placement import Cluster
+from treeprop_ray.schedule.cluster import Cluster
 
+Answer = TypeVar("Answer")
+SPEED = "treeprop-speed"  # a label of a machine: how fast one of its devices is
+PEAKS = {
+    "H100": 989.0,
+    "A100": 312.0,
+    "V100": 125.0,
+    "L4": 121.0,
+    "T4": 65.0,
+}  # dense TFLOP/s, half
 TASK_EVENTS = 5000  # that Ray's control store remembers; its own default, 100000, takes 330 MB
+
+
+class TokenRefused(UserError):
+    """The cluster knows another token than ours."""
 
 
 def start(settings: RaySettings) -> bool:
@@ -46,7 +59,7 @@ def _start(settings: RaySettings) -> bool:
             if address == "auto":
                 print(f"joined the Ray cluster at {joined}", flush=True)
         except AuthenticationError as e:
-            raise UserError(
+            raise TokenRefused(
                 f"ray.address={address}: the cluster refuses this token (or wants one); give the "
                 "cluster's own, which `ray get-auth-token` prints there, as RAY_AUTH_TOKEN with "
                 "RAY_AUTH_MODE=token"
@@ -90,10 +103,23 @@ def _knock(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=10).close()
     if "://" not in address:
         logging.getLogger("ray").setLevel(logging.ERROR)
-        if hasattr(tokens, "maybe_enable_token_auth_if_token_available"):
-            tokens.maybe_enable_token_auth_if_token_available(False)  # as ray.init will do
         with _unheard():
-            GcsClient(address=address)
+            try:
+                GcsClient(address=address)
+            except AuthenticationError:
+                if not _show_token():
+                    raise
+                GcsClient(address=address)
+
+
+def _show_token() -> bool:
+    """Whether a token is there that was not shown yet; from now on it is.
+
+    Only to a cluster that asks for one: whoever shows a token also wants one from all who call, and
+    the servers of a cluster without tokens, which have none, would take this process for dead.
+    """
+    enable = getattr(tokens, "maybe_enable_token_auth_if_token_available", None)
+    return "RAY_AUTH_MODE" not in os.environ and enable is not None and enable(False)
 
 
 @contextlib.contextmanager
@@ -110,6 +136,13 @@ def _unheard() -> Iterator[None]:
         os.close(nowhere)
 
 
+def dashboard() -> str:
+    """The address of the running Ray's dashboard; empty if it has none."""
+    node = ray._private.worker._global_node  # none behind ray://
+    url = node.webui_url if node is not None else ""
+    return f"http://{url}" if url else ""
+
+
 def stop() -> None:
     """End the local Ray, or leave the cluster that we had joined."""
     ray.shutdown()
@@ -123,8 +156,35 @@ def machines() -> list[str]:
 
 def cluster(avoid: Collection[str] = ()) -> Cluster:
     """What the running Ray has; `avoid`: ids of machines that do not count."""
-    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in avoid]
-    return Cluster(tuple((n.get("CPU", 0.0), n.get("GPU", 0.0)) for n in nodes))
+    nodes = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] not in avoid]
+    have = tuple((n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in nodes)
+    speeds = speeds_of([n.get("Labels") or {} for n in nodes], [gpus > 0 for _, gpus in have])
+    return Cluster(have, speeds, tuple(n["NodeID"] for n in nodes) if speeds else ())
+
+
+def speeds_of(labels: Sequence[Mapping[str, str]], gpus: Sequence[bool]) -> tuple[float, ...]:
+    """How fast a device of each machine is, by its label (`ray start --labels treeprop-speed=0.4`),
+    else by the type of its GPUs; empty where all are alike or somebody's is not known. Machines
+    without GPUs and label have speed 0 beside others with GPUs: they get no blocks."""
+    speeds = []
+    for own, has_gpu in zip(labels, gpus, strict=True):
+        peak = PEAKS.get(own.get("ray.io/accelerator-type", ""), 0.0)
+        try:
+            speed = float(own.get(SPEED, peak / PEAKS["A100"]))
+        except ValueError:
+            raise UserError(f"label {SPEED}={own[SPEED]}: a number above 0") from None
+        if speed == 0 and has_gpu:
+            return ()
+        speeds.append(speed)
+    return tuple(speeds) if len(set(speeds)) > 1 else ()
+
+
+def on_gpu(work: Callable[..., Answer], *words: Any) -> Answer:
+    """Run something where a GPU is: in this process, or in a task of the running cluster."""
+    if devices.gpus.available():
+        return work(*words)
+    there: Answer = ray.get(ray.remote(num_gpus=1, max_retries=0)(work).remote(*words))
+    return there
 
 
 def cluster_of(settings: RaySettings) -> Cluster:
@@ -140,4 +200,4 @@ def cluster_of(settings: RaySettings) -> Cluster:
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return Cluster(((float(settings.num_cpus or cores), float(torch.cuda.device_count())),))
+    return Cluster(((float(settings.num_cpus or cores), float(devices.gpus.count())),))

@@ -14,30 +14,31 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import RayTaskError
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 
+from treeprop_ray.core import devices
 from treeprop_ray.core.rule import HeldOut, cut
 from treeprop_ray.engine import transport
 from treeprop_ray.engine.actors import HostActor, Role
-from treeprop_ray.engine.direct import Direct, Rendezvous, gpu_of, partners
+from treeprop_ray.engine.direct import Direct, Rendezvous, partners
 from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.links import Address
-from treeprop_ray.engine.twins import swap
+from treeprop_ray.engine.twins import LITTLE, Ring
 from treeprop_ray.engine.wire import Wire
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
-from treeprop_ray.hosts.base import Host, StepReport
-from treeprop_ray.schedule.ops import STEP, Call
+from treeprop_ray.hosts.base import StepReport
+from treeprop_ray.schedule.ops import STEP
 from treeprop_ray.schedule.programs import Key, programs
 
-CHUNK = 8  # steps in one call of the driver
+CHUNK = 8  # steps in one call of the driver at first; more if they are short
+BRIEF = 0.25  # seconds: calls that take less get more steps, since actors idle from call to call
 TRIAL = 4  # steps after which transport=auto chooses
 SHORT = 0.1  # seconds of a call below which it chooses stream: a wave by store costs 2 to 6 ms more
 
@@ -46,17 +47,14 @@ class StreamActor(HostActor):
     """A host that runs its own program."""
 
     wire: Wire | None = None
+    ring: Ring | None = None  # with copies
 
     def open_door(self, token: bytes, patience: float) -> Address:
         """Where others can reach this one; connections of an earlier session are dropped."""
         self.disconnect()
         self.broken = None
         self.wire = Wire(ray.util.get_node_ip_address(), token, patience)
-        return replace(self.wire.address, gpu=gpu_of(self._device))
-
-    @property
-    def _device(self) -> torch.device:
-        return self.host.device if isinstance(self.host, Host) else torch.device("cpu")
+        return replace(self.wire.address, gpu=self.gpu())
 
     def connect(
         self, rank: int, addresses: Sequence[Address], meeting: Rendezvous | None, session: str
@@ -72,12 +70,20 @@ class StreamActor(HostActor):
         hosts = len(addresses) // self.role.copies
         first = rank - rank % hosts
         self.peers = sorted(set(range(first, first + hosts)) - {rank})
-        self.twins = sorted(set(range(rank % hosts, len(addresses), hosts)) - {rank})
-        talkers |= {*self.twins, *(self.peers if self.role.clip else ())}
+        copies = range(rank % hosts, len(addresses), hosts)
+        if len(copies) > 1:
+            self.ring = Ring(self.wire, copies, rank // hosts, self.host.weight <= LITTLE)
+        talkers |= {*copies, *(self.peers if self.role.clip else ())} - {rank}
         self.wire.join(rank, addresses, sorted(talkers))
         if meeting and addresses[rank].gpu:
             self.wire.direct = Direct(
-                "nccl", rank, len(addresses), meeting, session, self.wire.patience, self._device
+                devices.gpus.backend,
+                rank,
+                len(addresses),
+                meeting,
+                session,
+                self.wire.patience,
+                self.device,
             )
             self.wire.direct.greet(partners(rank, addresses, sorted(talkers)))
 
@@ -85,7 +91,7 @@ class StreamActor(HostActor):
         """Leave the others, who hear of it if they wait for this one."""
         if self.wire is not None:
             self.wire.close()
-            self.wire = None
+            self.wire = self.ring = None
 
     def run_steps(self, steps: Sequence[tuple[int, bool, str]]) -> StepReport:
         """Train some steps, each with the name of its pass; the report of the last one."""
@@ -101,21 +107,17 @@ class StreamActor(HostActor):
                     squares = [report.square_norms, *told]
                 weights = self._apply(step, squares)
                 if self.role.shards:
-                    self.renew(step, *self._swap([transport.arriving(weights)] * len(self.twins)))
+                    assert self.ring is not None
+                    self.renew(step, *self.ring.tell(transport.arriving(weights)))
         return report
 
     def _sums(self, step: int) -> list[Any]:
         """With copies: what the others have added up, after all have handed out their terms."""
-        if not self.twins:
+        if self.ring is None:
             return []
         given = self._shared("hand_out", step, self.host.hand_out)
-        others = self._swap([given[k] for k in range(self.role.copies) if k != self.role.copy])
-        added = self._shared("add_up", step, self.host.add_up, others)
-        return self._swap([added] * len(self.twins))
-
-    def _swap(self, values: Sequence[Any]) -> list[Any]:
-        assert self.wire is not None
-        return swap(self.wire, self.twins, values)
+        others = self.ring.deal(given)
+        return self.ring.tell(self._shared("add_up", step, self.host.add_up, others))
 
     def run_pass(self, name: str, at: HeldOut) -> None:
         """A pass of the probe over a held-out batch."""
@@ -136,9 +138,10 @@ class StreamActor(HostActor):
                 while (host, key) not in arrived:
                     arrived[host, next(order[host])] = wire.take(host)
                 inputs.update(zip(key[1], arrived.pop((host, key)), strict=True))
-            out = self.work(turn.call, pieces[turn.call.piece], at, inputs)
+            out, begin, end = self.work(turn.call, pieces[turn.call.piece], at, inputs)
             for host, key in turn.gives:
                 wire.send(host, [out[name] for name in key[1]])
+            self.account(turn.call, at, out, begin, end)
 
     @contextlib.contextmanager
     def _leaving_on_error(self) -> Any:
@@ -155,20 +158,15 @@ class StreamActor(HostActor):
 class StreamDriver(Driver):
     """Sends actors several steps in one call."""
 
+    actor_class = StreamActor
+
     def __init__(self, *words: Any, **more: Any) -> None:
         self.buffer: list[tuple[int, bool, str]] = []
-        self.store: TCPStore | None = None  # where GPUs meet
+        self.chunk = CHUNK
         super().__init__(*words, **more)
+        self.chunk = min(CHUNK, self.most)
 
-    def actor_class(self) -> Any:
-        """What an actor is made of."""
-        return ray.remote(StreamActor)
-
-    def _make(self) -> None:
-        self.roles = self._with_programs(self.roles)
-        super()._make()
-
-    def _with_programs(self, roles: Sequence[Role]) -> list[Role]:
+    def _completed(self, roles: Sequence[Role]) -> list[Role]:
         passes = {STEP: self.calls, **self.others}
         by_pass = {name: programs(calls, len(roles)) for name, calls in passes.items()}
         return [
@@ -176,20 +174,11 @@ class StreamDriver(Driver):
             for k, role in enumerate(roles)
         ]
 
-    def become(self, roles: Sequence[Role], calls: Sequence[Call]) -> None:
-        """Give the same actors other roles."""
-        self.calls = calls
-        super().become(self._with_programs(roles), calls)
-        self._join()
-
     def _join(self) -> None:
         token = secrets.token_bytes(32)
         doors = [actor.open_door.remote(token, self.wave_timeout) for actor in self.actors]
         addresses = self._get(doors)
-        if self.plan.gpus and self.store is None:
-            host = ray.util.get_node_ip_address()
-            self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        meeting = (self.store.host, self.store.port) if self.store else None
+        meeting = self._meeting() if self.plan.gpus else None
         session = token.hex()[:8]  # a name; the token itself stays secret
         self._get(
             [
@@ -197,26 +186,22 @@ class StreamDriver(Driver):
                 for rank, actor in enumerate(self.actors)
             ]
         )
+        super()._join()
 
     def lost(self) -> list[int]:
         """The hosts whose actors are dead or do not answer."""
         self.buffer.clear()
         return super().lost()
 
-    def revive(self, lost: Sequence[int]) -> None:
-        """Make lost actors anew in their places, and all connections."""
-        super().revive(lost)
-        self._join()
-
     @property
     def calls_per_step(self) -> int:
         """Remote calls of the driver for one step, rounded up."""
-        return -(-len(self.actors) // CHUNK)
+        return -(-len(self.actors) // self.chunk)
 
     def step(self, step: int, report: bool) -> None:
         """Put a step into the next call; wait for earlier ones if too many are under way."""
         self.buffer.append((step, report, self.pass_at(step)))
-        if report or len(self.buffer) == CHUNK:
+        if report or len(self.buffer) >= self.chunk:
             self.flush()
 
     def flush(self) -> None:
@@ -224,19 +209,30 @@ class StreamDriver(Driver):
         if self.buffer:
             steps, self.buffer = self.buffer, []
             self.flight.append([actor.run_steps.remote(steps) for actor in self.actors])
+            waits, began = len(self.flight) > self.in_flight, time.monotonic()
             while len(self.flight) > self.in_flight:
                 self._land()
+            if waits and len(steps) == self.chunk and time.monotonic() - began < BRIEF:
+                self.chunk = min(2 * self.chunk, self.most)
 
     def probe(self, name: str, at: HeldOut) -> None:
         """Run the calls of the step or of a pass of the probe; waits for them."""
         self.flush()
         self._get([actor.run_pass.remote(name, at) for actor in self.actors])
 
+    def get(self, refs: Sequence[Any]) -> list[Any]:
+        """Results of calls outside the schedule. The steps before them have their own time, so that
+        an actor that does not answer is not waited for as long as for many steps."""
+        awaited = list(dict.fromkeys(refs))
+        while self.flight and awaited and ray.wait(awaited, num_returns=len(awaited), timeout=0)[1]:
+            self._land()
+        return self._get(list(refs), self.wave_timeout)
+
     def _get(self, refs: list[Any], timeout: float | None = None) -> list[Any]:
         """A call has many waves, each of which may take its time. A failure of one host makes the
         others lose it: the failure is what to show."""
         try:
-            return super()._get(refs, timeout or CHUNK * self.wave_timeout)
+            return super()._get(refs, timeout or self.chunk * self.wave_timeout)
         except ActorLost as lost:
             raise self._failure(refs) or lost from lost
 
@@ -267,6 +263,8 @@ class AutoDriver(StreamDriver):
     def _join(self) -> None:
         if self.streams:
             super()._join()
+        else:
+            Driver._join(self)
 
     def step(self, step: int, report: bool) -> None:
         """A step by the transport that was chosen; after a few, choose one."""
@@ -291,8 +289,9 @@ class AutoDriver(StreamDriver):
     @property
     def calls_per_step(self) -> int:
         """Remote calls of the driver for one step, rounded up."""
-        waves = len(self.calls) + len(self.actors) * (2 if self.clip else 1)
-        return super().calls_per_step if self.streams else waves
+        kind = StreamDriver if self.streams else Driver
+        count: int = kind.calls_per_step.fget(self)  # type: ignore[attr-defined]
+        return count
 
 
 def driver_class(transport: str) -> type[Driver]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from treeprop_ray.engine import transport
 
 LARGE = 256  # numbers from which on a tensor travels by itself
+LITTLE = 1 << 17  # bytes of all weights of a host up to which copies relay what they say
 
 
 class Sends(Protocol):
@@ -40,6 +41,65 @@ def swap(wire: Sends, peers: Sequence[int], values: Sequence[Any]) -> list[Any]:
         assert text is not None
         out.append(_with(pickle.loads(text.numpy().tobytes()), large))
     return out
+
+
+class Ring:
+    """All copies of a host, who say something to each other: to all at once, or, where messages
+    cost more than bytes (`relays`), in log2 of the copies rounds of one message each.
+
+    In round j copy k sends to copy k + 2**j whatever has that step on its way: with 5 copies what
+    is meant for copy k + 3 goes to k + 1 and from there, in the next round, to k + 3.
+    """
+
+    def __init__(self, wire: Sends, ranks: Sequence[int], own: int, relays: bool) -> None:
+        """`ranks`: of all copies, in their order; `own`: which of them this is."""
+        self.wire, self.ranks, self.own, self.relays = wire, list(ranks), own, relays
+        self.twins = [rank for k, rank in enumerate(self.ranks) if k != own]
+
+    def deal(self, values: Sequence[Any]) -> list[Any]:
+        """Give each copy its value (`values` has one for each, the own one stays here); what the
+        others have for this one, in their order."""
+        if not self.relays:
+            return swap(self.wire, self.twins, [v for k, v in enumerate(values) if k != self.own])
+        count = len(self.ranks)
+        held = [_small(values[(self.own + way) % count]) for way in range(count)]
+        gap = 1
+        while gap < count:
+            moving = [way for way in range(count) if way & gap]
+            for way, value in zip(moving, self._pass(gap, [held[w] for w in moving]), strict=True):
+                held[way] = value
+            gap *= 2
+        return self._in_order(held)
+
+    def tell(self, value: Any) -> list[Any]:
+        """Tell all copies the same; what the others tell, in their order."""
+        if not self.relays:
+            return swap(self.wire, self.twins, [value] * len(self.twins))
+        held, gap = [_small(value)], 1
+        while gap < len(self.ranks):
+            held += self._pass(gap, held[: len(self.ranks) - gap])
+            gap *= 2
+        return self._in_order(held)
+
+    def _pass(self, gap: int, values: list[bytes]) -> list[bytes]:
+        """Send values so many copies on; those of who is as many behind."""
+        count = len(self.ranks)
+        data = torch.frombuffer(bytearray(pickle.dumps(values)), dtype=torch.uint8)
+        self.wire.send(self.ranks[(self.own + gap) % count], [data])
+        (arrived,) = self.wire.take(self.ranks[(self.own - gap) % count])
+        assert arrived is not None
+        out: list[bytes] = pickle.loads(arrived.numpy().tobytes())
+        return out
+
+    def _in_order(self, held: Sequence[bytes]) -> list[Any]:
+        """What came so many copies far, in the order of the copies."""
+        count = len(self.ranks)
+        ways = [(self.own - k) % count for k in range(count) if k != self.own]
+        return [transport.arriving(pickle.loads(held[way])) for way in ways]
+
+
+def _small(value: Any) -> bytes:
+    return pickle.dumps(transport.leaving(value))
 
 
 def _without(value: Any, large: list[Tensor | None]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -59,6 +60,31 @@ class Watch(threading.Thread):
     def stop(self) -> None:
         """No more looks."""
         self._over.set()
+
+
+WAITS = """import sys
+if sys.stdin.read() != "done":
+    print(sys.argv[1], file=sys.stderr, flush=True)
+"""
+
+
+class LastWord:
+    """A small process that says a line if this one ends without having said `done`.
+
+    A driver that asks its raylet all the time, as Tune does, is ended by Ray the moment the raylet
+    is gone: no thread of its own is quick enough.
+    """
+
+    def __init__(self, line: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", WAITS, line],
+            stdin=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def done(self) -> None:
+        """There is nothing to say; twice is no mistake."""
+        if self._process.poll() is None:
+            self._process.communicate("done")
 
 
 def reached(address: str) -> bool:

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from treeprop_ray.core import devices
 from treeprop_ray.core.input_first import input_first
 from treeprop_ray.core.network import part_state
 from treeprop_ray.core.node import Losses, at_once
@@ -81,7 +82,7 @@ class Host(Copied):
     weighs_labels = False  # whether a loss needs to see all labels of a batch
 
     def __init__(self, share: Share) -> None:
-        self.device, self.half = torch.device(share.device), HALF.get(share.precision)
+        self.device, self.half = devices.gpus.device(share.device), HALF.get(share.precision)
         self.parts = {name: m.to(self.device).train() for name, m in share.parts.items()}
         self.optimizer = PartOptimizer(self.parts, share.optimizer, self.leads)
         self.compiled = Compiled(self.parts.values(), share.backend) if share.backend else None
@@ -91,7 +92,7 @@ class Host(Copied):
         self.sizes: dict[int, Losses] = {}  # tree: of corrections (core/node.py)
         self.held: dict[int, Held] = {}  # per piece of the batch
         self.current: AtHand | None = None  # the batch of this step
-        self.at = ""  # where in the network work is going on
+        self.place: int | None = None  # where in the network work is going on
         self.awaited = False  # whether other hosts wait for the call under way
         self.later: list[Callable[[], None]] = []  # what nobody waits for
         self.data_seconds = 0.0  # spent on getting batches, since the host was made
@@ -101,7 +102,9 @@ class Host(Copied):
 
     def run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
         """Run a block; randomness inside it (dropout) comes from `seed` alone."""
-        return self.tried(lambda: self._run_block(block, z, seed))
+        if self.compiled:
+            return self.compiled.guarded(lambda: self._run_block(block, z, seed))
+        return self._run_block(block, z, seed)
 
     def tried(self, run: Callable[[], Result]) -> Result:
         """Run something that may be compiled on the way, and cannot always be."""
@@ -110,8 +113,10 @@ class Host(Copied):
     def _run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
         # torch.manual_seed would also queue a seed for absent devices, at 0.3 ms a call
         torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        if devices.gpus.is_gpu(self.device):
+            devices.gpus.seed(seed)
+        if self.half is None:
+            return block(z)
         with self.autocast():
             return block(z)
 
@@ -148,10 +153,14 @@ class Host(Copied):
         held = self.held.setdefault(piece.index, {})
         for name, t in inputs.items():
             held[name] = None if t is None else t.to(self.device, non_blocking=True)
+        verbs = self.verbs
         for i, op in enumerate(call.ops):
-            self.at = self.where(op.n)
-            with self.noting(call.order + i, piece):
-                self.verbs[op.verb](op, held, piece)
+            self.place = op.n
+            if self.reduction:
+                with self.noting(call.order + i, piece):
+                    verbs[op.verb](op, held, piece)
+            else:
+                verbs[op.verb](op, held, piece)
         outputs = {name: held[name] for name in call.outputs}
         if call.last:
             del self.held[piece.index]
@@ -165,6 +174,11 @@ class Host(Copied):
 
     def end_piece(self, piece: Piece) -> None:
         """After the host's last call for a piece."""
+
+    @property
+    def at(self) -> str:
+        """Where work is going on, or failed, in words."""
+        return "" if self.place is None else self.where(self.place)
 
     def where(self, place: int) -> str:
         """A place in words, for errors; empty where the call itself says it."""

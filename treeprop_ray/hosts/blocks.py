@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
 
 from treeprop_ray.core.loss import counted
 from treeprop_ray.core.network import STEM, edge_name, edge_of
@@ -27,6 +26,7 @@ from treeprop_ray.core.states import (
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.data.batches import Which
 from treeprop_ray.errors import UserError
+from treeprop_ray.hosts.again import run_again
 from treeprop_ray.hosts.base import Held, Host, Share, there
 from treeprop_ray.schedule.ops import Call
 
@@ -40,6 +40,7 @@ class BlockHost(Host):
         self.weighs_labels = bool(rule.loss.class_weights)
         self.spec = share.context
         self.at_hand: Held = {}  # tensors of the piece under way
+        self.stem_here = self.parts.get(edge_name(STEM))
         ends = (STEM, tree.head)
         edges = {name: edge_of(name) for name in self.parts}
         self.blocks_here = {id(self.parts[k]) for k, edge in edges.items() if edge not in ends}
@@ -51,16 +52,27 @@ class BlockHost(Host):
         self.at_hand = self.held.setdefault(piece.index, {})
         return super().run(call, piece, inputs)
 
-    def run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
-        """Run a block with its context, or the stem, which makes it."""
-        return super().run_block(self.with_context(block), z, seed)
+    def run_block(
+        self,
+        block: Callable[[Tensor], Tensor],
+        z: Tensor,
+        seed: int,
+        recompute: nn.Module | None = None,
+    ) -> Tensor:
+        """Run a block with its context, or the stem, which makes it. `recompute`: the part of which
+        only the input is kept for the backward pass, which runs it again; random draws and buffers
+        are repeated."""
+        block = self.with_context(block)
+        if recompute is not None:
+            block = partial(run_again, recompute, block)
+        return super().run_block(block, z, seed)
 
     def with_context(self, block: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """A part as a function from state to state; other functions as they are."""
         if id(block) in self.blocks_here:
             leaves = [there(self.at_hand, name) for name in self.rule.side_inputs]
             return partial(next_state, block, context=context_from(leaves, self.spec))
-        if block is self.parts.get(edge_name(STEM)):
+        if block is self.stem_here:
             return partial(self._open_context, block, self.at_hand)
         return block
 
@@ -75,15 +87,10 @@ class BlockHost(Host):
     def run_part(
         self, edge: Edge, z: Tensor, piece: Piece, block: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Run a part (or `block` in its place) with its own seed.
-
-        With `rule.recompute` only the input is kept for the backward pass, which runs the part
-        again; random draws are repeated.
-        """
-        block = block or self.with_context(self.parts[edge_name(edge)])
-        if self.rule.recompute:
-            block = partial(checkpoint, block, use_reentrant=False)
-        return self.run_block(block, z, self._seed(edge, piece))
+        """Run a part (or `block` in its place) with its own seed."""
+        part = self.parts[edge_name(edge)]
+        again = part if self.rule.recompute else None
+        return self.run_block(block or part, z, self._seed(edge, piece), again)
 
     def _seed(self, edge: Edge, piece: Piece) -> int:
         if edge == STEM:  # as `Boundary.open` has it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,13 @@ HandedOut = tuple[Packet | None, Terms]  # what a copy gets of another
 Added = tuple[Packet | None, dict[str, float]]  # sums of a share, or the norms of its gradients
 
 
+class Group(Protocol):
+    """All copies of a host at once (reduce=fast)."""
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Make tensors the sums over all copies."""
+
+
 class Copied:
     """The part of a host that is about its copies; alone it has nothing to do."""
 
@@ -29,6 +37,7 @@ class Copied:
     losses: dict[int, Losses]
     catch_up: Callable[[], None]  # what earlier calls have left for later
     reduction: Reduction | None = None
+    group: Group | None = None  # without it sums are in the order of one process
 
     def begin_copy(self, copy: Copy) -> None:
         """Which copy this is; from the start."""
@@ -38,6 +47,11 @@ class Copied:
             if copy.shards:
                 self.optimizer.only(self.reduction.mine)
         self.versions = self._versions()
+
+    @property
+    def weight(self) -> int:
+        """Bytes of all trained parameters here; the same for all copies of a host."""
+        return sum(p.numel() * p.element_size() for p in self.optimizer.named.values())
 
     def note(self, place: int, name: str, value: Tensor) -> None:
         """Add a loss term of a piece to that of the step."""
@@ -63,7 +77,7 @@ class Copied:
         if self.copy.index > 0:
             taken = {place: losses.take_pieces() for place, losses in self.losses.items()}
             losses = {place: terms for place, terms in taken.items() if terms}
-        packets = self.reduction.hand_out()
+        packets = self.reduction.hand_out() if self.copy.exact else [None] * self.copy.of
         return [(packet, {} if k else losses) for k, packet in enumerate(packets)]
 
     def _versions(self) -> dict[str, int]:
@@ -82,10 +96,15 @@ class Copied:
                 for name, values in terms.items():
                     for value in values:
                         self.note(place, name, value.to(self.device))
-        sums = self.reduction.add_up([packet for packet, _ in others if packet])
-        if not self.copy.shards:
-            return sums, {}
-        self.reduction.take([])
+        if self.copy.exact:
+            sums = self.reduction.add_up([packet for packet, _ in others if packet])
+            if not self.copy.shards:
+                return sums, {}
+            self.reduction.take([])
+        else:
+            self._add_up_at_once()
+            if not self.copy.shards:
+                return None, {}
         self.optimizer.norms = norms = self.optimizer.norms_here()
         return None, norms
 
@@ -96,8 +115,16 @@ class Copied:
             assert self.optimizer.norms is not None
             for _, norms in others:
                 self.optimizer.norms |= norms
-        else:
+        elif self.copy.exact:
             self.reduction.take([sums for sums, _ in others if sums])
+
+    def _add_up_at_once(self) -> None:
+        """Gradients become the sums over all copies; with shards those of others are dropped."""
+        assert self.group is not None and self.reduction is not None
+        named = self.optimizer.named
+        self.group.add_up([p.grad for p in named.values() if p.grad is not None])
+        for name in named.keys() - self.reduction.mine if self.copy.shards else ():
+            named[name].grad = None
 
     def weights_out(self) -> Packet:
         """With shards: what this copy has updated."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from treeprop_ray.core import devices
 from treeprop_ray.core.head_sums import as_bytes, from_bytes, parameters_of
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.node import Boundary, Labels
@@ -28,7 +29,8 @@ class HeadCopy(TreeHost):
     def __init__(self, share: Share, tree: Tree, rule: Rule) -> None:
         """`share`: that of the boundary, without batches."""
         stem, head = (
-            share.parts[edge_name(edge)].to(share.device).train() for edge in (STEM, tree.head)
+            share.parts[edge_name(edge)].to(devices.gpus.device(share.device)).train()
+            for edge in (STEM, tree.head)
         )
         if any(True for _ in head.buffers()):
             raise UserError("head_copies: the head has buffers, which copies would not share")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from treeprop_ray.core import factor, loss
+from treeprop_ray.core import devices, factor, loss
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.rng import derive, normal_rows
 from treeprop_ray.core.rule import HeldOut, Piece, Rule
@@ -81,8 +81,8 @@ class Gauge:
         if host.optimizer.rule.scaled:  # measured in float32, without a scale
             host.half, host.optimizer.scale.value = None, 1.0
         self._rng = torch.get_rng_state()
-        cuda = host.device.type == "cuda"
-        self._cuda_rng = torch.cuda.get_rng_state(host.device) if cuda else None
+        gpu = devices.gpus.is_gpu(host.device)
+        self._gpu_rng = devices.gpus.rng(host.device) if gpu else None
         for module in host.parts.values():
             module.eval()
 
@@ -113,8 +113,8 @@ class Gauge:
         self.host.current, self.host.data_seconds = self._before
         self.host.half, self.host.optimizer.scale.value = self._scale
         torch.set_rng_state(self._rng)
-        if self._cuda_rng is not None:
-            torch.cuda.set_rng_state(self._cuda_rng, self.host.device)
+        if self._gpu_rng is not None:
+            devices.gpus.set_rng(self._gpu_rng, self.host.device)
 
     def _clear(self) -> None:
         for module in self.host.parts.values():

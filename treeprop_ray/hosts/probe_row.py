@@ -37,10 +37,34 @@ from treeprop_ray.core.scoring import Score
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.hosts.probe import HostProbe, has_density
 
-WHOLE = [
-    "cosine", "norm_bp", "norm_tree", "norm_bias", "descent", "kl", "kl_constant",
-    "F_mean", "F", "F_kl", "F_ce", "nll", "gap", "ess",
-]  # fmt: skip
+# of the whole network, and of a block, a state, a spine node: in a few words, for a reader
+WHOLE = {
+    "cosine": "of the update and the true gradient: 1 the same way, above 0 downhill",
+    "norm_bp": "length of the true gradient (backpropagation through the deployed chain)",
+    "norm_tree": "length of the update",
+    "norm_bias": "length of their difference, the bias",
+    "descent": "1: the bias is shorter than the gradient, so the cosine must be positive",
+    "kl": "of the states' factors to the chain's transitions, means only, nats per label",
+    "kl_constant": "what the variances add to kl",
+    "F_mean": "kl + kl_constant + cross-entropy: the bound at the means that training passes on",
+    "F": "the variational bound, by draws; an upper bound of nll",
+    "F_kl": "its part between the states",
+    "F_ce": "its part at the labels",
+    "nll": "-log p(y | x) of the chain, by importance sampling",
+    "gap": "F - nll: what the bound gives away",
+    "ess": "effective number of draws behind nll",
+}
+PARTS = {
+    "cosine": "of the block's update and true gradient",
+    "bias": "|update - gradient| / |gradient|",
+    "ratio": "|update| / |gradient|",
+    "share": "of the squared gradient that is this block's",
+    "kl": "of the state, nats per label",
+    "log_ratio": "share of the state in F_kl",
+    "clean_ce": "cross-entropy of the path through this node, without labels in the states",
+    "tree_ce": "of the tree at this node, on the same batch",
+    "leak": "clean_ce - tree_ce: what the labels in the states give away",
+}
 
 
 def columns(tree: Tree) -> list[str]:

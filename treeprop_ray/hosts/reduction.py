@@ -9,10 +9,9 @@ the step of the op it came from. Then every copy adds up a share of all numbers:
     copy 1   terms ──┬─ share 0 ─┘►  …                          ├──►  all sums
                      └─ share 1 ──►  sorted by rank, added up ──┘
 
-Each number crosses twice, whatever the number of copies. With `exact=False` a copy adds up its own
-terms first, as they come: less memory where it has several pieces, another rounding. With shards a
-share is made of whole parameters, its sums stay where they are, and after the update the weights
-cross instead.
+Each number crosses twice, whatever the number of copies. With shards a share is made of whole
+parameters, its sums stay where they are, and after the update the weights cross instead. With
+`exact=False` gradients stay where they are made, for an all-reduce (copied.py).
 """
 
 from __future__ import annotations
@@ -81,11 +80,6 @@ class Reduction:
 
     def hand_out(self) -> list[Packet | None]:
         """What each copy needs of the terms here; the own share stays here."""
-        if not self.copy.exact:
-            for name, p in self.parameters.items():
-                if p.grad is not None:
-                    self.terms[name] = [(self.copy.index, p.grad)]
-                    p.grad = None
         packets: list[Packet | None] = [packed(share, self.terms) for share in self.shares]
         self.terms.clear()
         self.own, packets[self.copy.index] = packets[self.copy.index], None

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from treeprop_ray.core.bptt import BPTT, fused, unrolled
+from treeprop_ray.core.bptt import BPTT, fused, scanned, unrolled
 from treeprop_ray.core.cells import GRUCell
 from treeprop_ray.core.jumps import jumps, window_of
 from treeprop_ray.core.lookahead import Jump, Roll, look_names
+from treeprop_ray.core.mingru import MinGRUCell
+from treeprop_ray.core.newton import Newton
 from treeprop_ray.core.rule import Piece
 from treeprop_ray.core.scoring import Score
 from treeprop_ray.core.time_tree import Depth, Readout, Terms, TimeRule, first_states
@@ -63,6 +65,13 @@ class TimeHost(Host):
             return whole.score(paths, map(self.batches.get, batches))
 
 
+def depth_of(cell: nn.Module, d: int, rule: TimeRule) -> Depth | Newton:
+    """The work of a depth; recipe=newton has something else at depth 0."""
+    if rule.newton and d == 0:
+        return Newton(cell, rule)  # type: ignore[arg-type]
+    return Depth(cell, d, rule)  # type: ignore[arg-type]
+
+
 class DepthHost(TimeHost):
     """The cell of one depth, or a copy of it for some of the nodes."""
 
@@ -70,7 +79,7 @@ class DepthHost(TimeHost):
         super().__init__(share)
         self.window, self.speaks = window, window.j == 0
         self.cell = self.parts[cell_name(window.d)]
-        self.depth = Depth(self.cell, window.d, rule)  # type: ignore[arg-type]
+        self.depth = depth_of(self.cell, window.d, rule)
         self.roll: Roll | None = None  # recipe=lookahead: depth 0 has it in place of nodes
         self.jump: Jump | None = None
         if rule.lookahead and window.d == 0:
@@ -194,7 +203,7 @@ class WholeTreeHost(TimeHost):
         super().__init__(share)
         cells = self.parts
         self.depths = [
-            Depth(cells[cell_name(d)], d, rule)  # type: ignore[arg-type]
+            depth_of(cells[cell_name(d)], d, rule)
             for d in reversed(range(int(rule.lookahead), rule.depth))
         ]
         self.names = [(depth.d, "ce") for depth in self.depths]
@@ -250,6 +259,8 @@ class BpttHost(TimeHost):
         if torch_gru:
             assert isinstance(cell, GRUCell)
             roll = fused(cell)
+        elif isinstance(cell, MinGRUCell):
+            roll = scanned(cell)
         else:
             roll = unrolled(cell)  # type: ignore[arg-type]
         self.bptt = BPTT(roll, readout, self.autocast)

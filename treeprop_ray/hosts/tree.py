@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from treeprop_ray.core import factor
 from treeprop_ray.core.head_sums import HeadSums, Key, as_bytes, from_bytes, parameters_of
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.node import Boundary, TreeNode, add, at_once
@@ -15,6 +16,7 @@ from treeprop_ray.core.tree import Node, Tree
 from treeprop_ray.hosts.base import Held, Share, Verb, there
 from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.hosts.probe import Gauge, HostProbe
+from treeprop_ray.hosts.sweeps import Sweeps, summed
 from treeprop_ray.schedule.ops import Call, Op
 from treeprop_ray.schedule.probe import edge_of
 from treeprop_ray.schedule.tree import close_key, head_key
@@ -58,13 +60,15 @@ class TreeHost(BlockHost):
         self.gauge: Gauge | None = None  # while a probe is under way
         self.graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # path: (piece, state)
         self.stem_trains = stem_trains
+        self.sweeps = Sweeps(self, stem_trains)
         self.head_sums: HeadSums | None = None  # with copies of the head elsewhere
         self.own_verbs: dict[str, Verb] = {
             "open": self._open, "lift": self._lift, "answer": self._answer, "head": self._head,
             "hint": self._hint, "receive": self._receive, "settle": self._settle,
             "predict": self._predict, "hear": self._hear, "backward": self._backward,
             "close": self._close, "ahead": self._ahead, "top": self._top,
-            "back": self._back,
+            "back": self._back, "meet": self._meet, "turn": self._turn, "reach": self._reach,
+            **self.sweeps.verbs,
         }  # fmt: skip
         self.verbs = dict(self.own_verbs)
 
@@ -190,6 +194,29 @@ class TreeHost(BlockHost):
         graph = self.graphs.pop((piece.index, op.n))
         held[op.writes[0]] = self.back_through(*graph, held[op.reads[0]])
 
+    def _meet(self, op: Op, held: Held, piece: Piece) -> None:
+        """The end of a segment against z_r: the right loss of its node, and its slopes at both."""
+        found, z_r = (there(held, name) for name in op.reads)
+        rule, scale = self.rule, self.scale()
+        loss, at_z_r, at_end = factor.divergence_slopes(
+            z_r, found, rule.kind, scale * rule.share(z_r, piece)
+        )
+        self.note(op.n, "right", loss / scale)
+        for name, slope in zip(op.writes, (at_end.to(found.dtype), at_z_r), strict=False):
+            held[name] = slope if rule.right == 1 else rule.right * slope
+
+    def _reach(self, op: Op, held: Held, piece: Piece) -> None:
+        """The end of the chain after sweeps: the loss there."""
+        assert self.boundary is not None
+        labels = self.boundary.labels[piece.index]
+        z = summed(held, op.reads)
+        held[op.writes[0]] = self.end_chain(z, labels.y, labels.counted, piece)
+
+    def _turn(self, op: Op, held: Held, piece: Piece) -> None:
+        """The head's answer at the end of a segment, as its loss is weighted."""
+        slope, weight = there(held, op.reads[0]), self.rule.ce
+        held[op.writes[0]] = slope if weight == 1 else weight * slope
+
     def go_back(self, out: Tensor, slope: Tensor, leaf: Tensor) -> None:
         """Backward through a block; in one step where two would run the block again twice."""
         if self.rule.recompute:
@@ -228,6 +255,7 @@ class TreeHost(BlockHost):
             self.gauge.restore()
             self._end_probe()
         self.graphs.clear()
+        self.sweeps.graphs.clear()
         for node in self.nodes.values():
             node.saved.clear()
         if self.boundary:

@@ -10,7 +10,7 @@ and q are 0 or 1: the tokens are then the same as without drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,7 @@ class Continuation:
     tokens: list[int]
     drafted: int = 0
     accepted: int = 0
+    drafters: list[str] = field(default_factory=list)  # draft=auto: whom it chose, in order
 
 
 def draw(p: Tensor, generator: torch.Generator) -> int:
@@ -140,21 +141,34 @@ def speculate(
     tokens, end = list(prompt), len(prompt) + count
     out = Continuation([])
     while len(tokens) < end:
-        length = len(tokens)
-        # the window must not move between the first and the last token of a look
-        room = window_start(length, chain.context) + chain.context - length
-        n = min(ahead, room, end - length - 1)
-        drafts: list[int] = []
-        q: list[Tensor] = []
-        for _ in range(n):
-            q.append(sampler.probabilities(short.logits([*tokens, *drafts])[0]).cpu())
-            drafts.append(draw(q[-1], generator))
-        p = sampler.probabilities(chain.logits([*tokens, *drafts], n + 1)).cpu()
-        good, following = accept(p, torch.stack(q) if q else p[:0], drafts, generator)
-        tokens += [*drafts[:good], following]
-        out.drafted += n
-        out.accepted += good
-        for decoder in (chain, short):
-            decoder.cut(len(tokens) - 1)
+        look(chain, short, tokens, min(ahead, end - len(tokens) - 1), sampler, generator, out)
     out.tokens = tokens[len(prompt) :]
     return out
+
+
+def look(
+    chain: Decoder,
+    short: Decoder,
+    tokens: list[int],
+    ahead: int,
+    sampler: Sampler,
+    generator: torch.Generator,
+    out: Continuation,
+) -> None:
+    """Draft up to `ahead` tokens, let the chain look at them once, and add what it accepts."""
+    length = len(tokens)
+    # the window must not move between the first and the last token of a look
+    room = window_start(length, chain.context) + chain.context - length
+    n = min(ahead, room)
+    drafts: list[int] = []
+    q: list[Tensor] = []
+    for _ in range(n):
+        q.append(sampler.probabilities(short.logits([*tokens, *drafts])[0]).cpu())
+        drafts.append(draw(q[-1], generator))
+    p = sampler.probabilities(chain.logits([*tokens, *drafts], n + 1)).cpu()
+    good, following = accept(p, torch.stack(q) if q else p[:0], drafts, generator)
+    tokens += [*drafts[:good], following]
+    out.drafted += n
+    out.accepted += good
+    for decoder in (chain, short):
+        decoder.cut(len(tokens) - 1)

@@ -27,9 +27,10 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.base import Host, StepReport
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import TimeNetwork
+from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.cost import Cost
 from treeprop_ray.schedule.ops import STEP, Call
-from treeprop_ray.schedule.placement import Cluster, Plan, alone
+from treeprop_ray.schedule.placement import Plan, alone
 
 if TYPE_CHECKING:
     from treeprop_ray.methods.job import Job
@@ -97,6 +98,7 @@ class Method(ABC):
     copies_heads = False  # whether other actors can have copies of the head
     recomputes = False  # whether a block's activations can be computed again
     finishes = False  # whether its hosts can also backpropagate the chain
+    planned = False  # whether placement=auto weighs its blocks (methods/auto.py)
 
     def serves(self, settings: Settings) -> bool:
         """Whether these settings mean this method."""
@@ -127,7 +129,7 @@ class Method(ABC):
                 f"engine=ray, not method={settings.method} engine={settings.engine}"
             )
         beside = {
-            "compile": False, "finish": 0.0, "replicas": 1, "ce_at": "mean",
+            "compile": False, "replicas": 1, "ce_at": "mean", "coarsen": [], "finish_sweeps": 0,
         }  # fmt: skip
         for key, value in beside.items():
             if settings.head_copies and getattr(settings, key) != value:
@@ -136,6 +138,16 @@ class Method(ABC):
         if settings.recompute and not self.recomputes:
             raise UserError(
                 "recompute=true: is for method=tree and bp over blocks, not "
+                f"method={settings.method} model.name={settings.model.name}"
+            )
+        if settings.coarsen and not self.finishes:
+            raise UserError(
+                f"coarsen={settings.coarsen}: is for method=tree over blocks, not "
+                f"method={settings.method} model.name={settings.model.name}"
+            )
+        if settings.finish_sweeps and not self.finishes:
+            raise UserError(
+                f"finish_sweeps={settings.finish_sweeps}: is for method=tree over blocks, not "
                 f"method={settings.method} model.name={settings.model.name}"
             )
         if (settings.finish or settings.finish_path != "full") and not self.finishes:
@@ -166,11 +178,11 @@ class Method(ABC):
                 f"{given}: method={settings.method} compares all samples of a batch with each "
                 "other; use replicas=1"
             )
-        if settings.finish:
-            raise UserError(
-                f"{given}: finish={settings.finish} adds up gradients in another order; use one of "
-                "the two"
-            )
+        for key in ("coarsen", "finish_sweeps"):
+            if value := getattr(settings, key):
+                raise UserError(
+                    f"{given}: {key}={value} adds up gradients in another order; use one of the two"
+                )
         if settings.engine == "train":
             raise UserError(f"{given}: engine=train has `hosts` workers; use replicas=1")
 

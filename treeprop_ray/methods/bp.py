@@ -16,9 +16,10 @@ from treeprop_ray.methods.blocks import BlockMethod
 from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.schedule.chain import one_chain_step
+from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.cost import Cost, chain_cost
 from treeprop_ray.schedule.ops import Call
-from treeprop_ray.schedule.placement import Cluster, Plan, plan_stages, stages
+from treeprop_ray.schedule.placement import Plan, plan_stages, stages
 
 
 class ChainMethod(BlockMethod):

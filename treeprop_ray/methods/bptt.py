@@ -19,8 +19,9 @@ from treeprop_ray.methods.base import Crew, Method, Resident
 from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import READOUT, TimeBlueprint, TimeNetwork, cell_name
+from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.ops import Call, Layout
-from treeprop_ray.schedule.placement import Cluster, Plan, fitted
+from treeprop_ray.schedule.placement import Plan, fitted
 from treeprop_ray.schedule.time import whole_step
 
 

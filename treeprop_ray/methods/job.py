@@ -130,6 +130,7 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     context, tree = None, Tree(recipe.N, settings.split)
     if isinstance(recipe, Blueprint):
         context, tree = recipe.spec, recipe.tree(settings.split)
+        check_ends(method, settings, recipe.tie is not None)
     names = method.all_parts(settings, tree)
     frozen = frozen_parts(settings.freeze, names, tree)
     stem_trains = recipe.stem_trains and edge_name(STEM) not in frozen
@@ -155,6 +156,15 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
         context=context,
         **facts_of(data),
     )
+
+
+def check_ends(method: Method, settings: Settings, shared: bool) -> None:
+    """Raise UserError where stem and head share weights and would live apart."""
+    if shared and method.parts_ends and settings.engine == "ray":
+        raise UserError(
+            f"method={method.name} engine=ray: the head uses the stem's weights, so the two cannot "
+            "be different stages of a chain; use engine=local"
+        )
 
 
 def facts_of(data: DataSet) -> dict[str, Any]:
@@ -205,11 +215,7 @@ def job_over(
     parts = named(network.parts())
     stem, head = parts[edge_name(STEM)], parts[edge_name(network.tree.head)]
     shared = {id(p) for p in stem.parameters()} & {id(p) for p in head.parameters()}
-    if shared and method.parts_ends and settings.engine == "ray":
-        raise UserError(
-            f"method={method.name} engine=ray: the head uses the stem's weights, so the two cannot "
-            "be different stages of a chain; use engine=local"
-        )
+    check_ends(method, settings, bool(shared))
     names = method.all_parts(settings, network.tree)
     frozen = frozen_parts(settings.freeze, names, network.tree)
     trained = {name for name in set(names) - frozen if trains(parts[name])}

@@ -64,12 +64,12 @@ class Outline:
             return perplexity(score.loss)
         return score.accuracy if self.judges else score.loss
 
-    def show(self, score: Score) -> str:
-        """That figure as text."""
+    def show(self, score: Score, digits: int = 2) -> str:
+        """That figure as text, with so many digits behind the point of a per cent."""
         value = self.score(score)
         if self.perplexity:
-            return f"{value:.3f}  "
-        return f"{100 * value:.2f} %" if self.judges else f"{value:.4g}  "
+            return f"{value:.{digits + 1}f}  "
+        return f"{100 * value:.{digits}f} %" if self.judges else f"{value:.{digits + 2}g}  "
 
     def figures(self, score: Score) -> dict[str, float]:
         """All figures of a score, for summary.json."""

@@ -18,10 +18,14 @@ from treeprop_ray.methods.base import Resident
 from treeprop_ray.methods.blocks import BlockMethod
 from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
-from treeprop_ray.schedule.cost import Cost, chain_cost, tree_cost
+from treeprop_ray.methods.stages import Stage, check_stages, finish_path, shares_of, stages_of
+from treeprop_ray.schedule.cluster import Cluster
+from treeprop_ray.schedule.coarse import coarse_calls
+from treeprop_ray.schedule.cost import Cost, chain_cost, sweep_cost, tree_cost
 from treeprop_ray.schedule.ops import STEP, Call
-from treeprop_ray.schedule.placement import Cluster, Plan, plan_tree
-from treeprop_ray.schedule.probe import FINISH, path_calls, probe_calls
+from treeprop_ray.schedule.placement import Plan, plan_tree
+from treeprop_ray.schedule.probe import path_calls, probe_calls
+from treeprop_ray.schedule.sweeps import sweep_calls
 from treeprop_ray.schedule.tree import one_step, order_of_sums
 
 
@@ -35,6 +39,7 @@ class TreeProp(BlockMethod):
     takes_context = True
     finishes = True
     copies_heads = True
+    planned = True
 
     def check(self, settings: Settings) -> None:
         """What the objective asks for."""
@@ -47,22 +52,7 @@ class TreeProp(BlockMethod):
             )
         if settings.reduction == "sigma" and not bernoulli and settings.sigma == 0:
             raise UserError("reduction=sigma: divides by sigma^2; needs sigma above 0")
-        if settings.finish and not dotted(settings.model.name):
-            finish_path(settings, self.tree(settings))
-        if settings.finish_path != "full" and not settings.finish:
-            raise UserError(
-                f"finish_path={settings.finish_path}: needs finish, a share of the steps"
-            )
-        if settings.finish and settings.patience:
-            raise UserError(
-                f"patience={settings.patience}: finish={settings.finish} is the end of the run, "
-                "which must not be left out; use 0"
-            )
-        if settings.finish and settings.mc_samples > 1:
-            raise UserError(
-                f"mc_samples={settings.mc_samples}: backpropagation at the end "
-                f"(finish={settings.finish}) has no samples to draw; use 1"
-            )
+        check_stages(settings, None if dotted(settings.model.name) else self.tree(settings))
 
     def rule(self, settings: Settings, family: str, labels_per_sample: int) -> Rule:
         """Of all methods only this one draws several samples of the objective."""
@@ -74,7 +64,9 @@ class TreeProp(BlockMethod):
         if settings.chain_lr == 1:
             return rule
         factors = tuple((f"{l}-{l + 1}", settings.chain_lr) for l in range(tree.N - 1))
-        return replace(rule, factors=factors, factors_end=finish_of(settings, total_steps))
+        stages = stages_of(settings, tree, total_steps)
+        end = next((s.first for s in stages if s.is_chain), total_steps)
+        return replace(rule, factors=factors, factors_end=end)
 
     def still(self, tree: Tree, trained: Collection[str]) -> frozenset[int]:
         """States hang on the left blocks above them."""
@@ -99,27 +91,41 @@ class TreeProp(BlockMethod):
         return one_step(job.tree, job.rule, plan.layout, job.stem_trains, pieces)
 
     def other_calls(self, job: Job, plan: Plan) -> dict[str, list[Call]]:
-        """The probe's passes, and the path of the end of a run."""
+        """The probe's passes, and those of later stages of a run."""
         words = (job.tree, job.rule, plan.layout, job.stem_trains, job.settings.pieces)
-        if not job.settings.finish:
-            return probe_calls(*words)
-        path = finish_path(job.settings, job.tree)
-        return {FINISH: path_calls(*words, path), **probe_calls(*words)}
+        passes = {}
+        for stage in stages_of(job.settings, job.tree, job.total_steps)[1:]:
+            if stage.level:
+                passes[stage.name] = coarse_calls(*words, stage.level)
+            elif job.settings.finish_sweeps:
+                passes[stage.name] = sweep_calls(*words, job.settings.finish_sweeps)
+            else:
+                passes[stage.name] = path_calls(*words, finish_path(job.settings, job.tree))
+        return {**passes, **probe_calls(*words)}
 
     def pass_at(self, job: Job, step: int) -> str:
-        """Backpropagation in the last steps, if the settings say so."""
-        tree = not job.settings.finish or step < finish_of(job.settings, job.total_steps)
-        return STEP if tree else FINISH
+        """Fewer levels, or backpropagation, if the settings say so."""
+        stages = stages_of(job.settings, job.tree, job.total_steps)
+        return next(stage.name for stage in reversed(stages) if stage.first <= step)
 
     def stages(self, job: Job) -> dict[str, dict[str, int]] | None:
-        """The tree, and the path at the end."""
-        first, steps = finish_of(job.settings, job.total_steps), job.total_steps
-        if first == steps:
+        """The tree, without its finest levels, and the path at the end."""
+        stages = stages_of(job.settings, job.tree, job.total_steps)
+        if len(stages) == 1:
             return None
-        last = chain_cost(job.tree, finish_path(job.settings, job.tree))
-        each = block_applications(job.rule, job.tree), last.trained
-        rows = zip(("tree", "finish"), (first, steps - first), each, strict=True)
-        return {n: {"steps": k, "block_applications_per_step": a} for n, k, a in rows}
+        ends = [stage.first for stage in stages[1:]] + [job.total_steps]
+        return {
+            stage.name: {
+                "steps": end - stage.first,
+                "block_applications_per_step": self._applications(job, stage),
+            }
+            for stage, end in zip(stages, ends, strict=True)
+        }
+
+    def _applications(self, job: Job, stage: Stage) -> int:
+        if stage.name == STEP:
+            return block_applications(job.rule, job.tree)
+        return round(stage_cost(job.settings, job.tree, job.rule, stage).work) // 2
 
     def owners(self, tree: Tree, plan: Plan) -> dict[Edge, int]:
         """A node's blocks live with it, stem and head at the boundary."""
@@ -156,11 +162,13 @@ class TreeProp(BlockMethod):
         return out
 
     def cost(self, settings: Settings, tree: Tree) -> Cost:
-        """The waves with an actor for every node, and the path at the end."""
-        cost = tree_cost(tree, Rule.of(settings, family_of(settings)))
-        if not settings.finish:
-            return cost
-        return cost.mixed(chain_cost(tree, finish_path(settings, tree)), settings.finish)
+        """The waves with an actor for every node, and those of later stages."""
+        rule = Rule.of(settings, family_of(settings))
+        later = [
+            (share, stage_cost(settings, tree, rule, stage))
+            for stage, share in shares_of(settings, tree)[1:]
+        ]
+        return tree_cost(tree, rule).mixed(later)
 
     def about(self, settings: Settings, plan: Plan, tree: Tree, index: int) -> str:
         """Level and interval of its nodes."""
@@ -192,19 +200,13 @@ class TreeProp(BlockMethod):
         )
 
 
-def finish_of(settings: Settings, total_steps: int) -> int:
-    """The first step by backpropagation; the number of steps if none is."""
-    if settings.finish == 0:
-        return total_steps
-    return total_steps - max(1, round(settings.finish * total_steps))
-
-
-def finish_path(settings: Settings, tree: Tree) -> list[int]:
-    """The path of the last steps; UserError where the tree has none of that name."""
-    if settings.finish_path not in tree.named_paths:
-        names = ", ".join(tree.named_paths)
-        raise UserError(f"finish_path={settings.finish_path}: one of {names}")
-    return tree.named_paths[settings.finish_path]
+def stage_cost(settings: Settings, tree: Tree, rule: Rule, stage: Stage) -> Cost:
+    """A step of a stage after the first."""
+    if stage.level:
+        return tree_cost(tree, rule, stage.level)
+    if settings.finish_sweeps:
+        return sweep_cost(tree, rule, settings.finish_sweeps)
+    return chain_cost(tree, finish_path(settings, tree))
 
 
 def block_applications(rule: Rule, tree: Tree) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from treeprop_ray.config import Settings, run_name
+from treeprop_ray.core.cells import CELLS
 from treeprop_ray.core.jumps import jumps, window_of
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.time_tree import TimeRule
@@ -17,8 +18,9 @@ from treeprop_ray.methods.bptt import TimeMethod
 from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import READOUT, cell_name, part_names
+from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.ops import Call, Layout
-from treeprop_ray.schedule.placement import Cluster, Plan, fitted
+from treeprop_ray.schedule.placement import Plan, fitted
 from treeprop_ray.schedule.time import BOUNDARY, Window, one_time_step, whole_step, windows
 
 BOOST = 3.0  # not recipe=paper: learning rate of the deployed cell over that of the others
@@ -34,6 +36,11 @@ class TreePropThroughTime(TimeMethod):
         """Actors are given by the depths."""
         super().check(settings)
         model = settings.model.name
+        if model not in CELLS:
+            raise UserError(
+                f"model.name={model}: has no tree over time, a scan goes over it exactly; use "
+                "method=bptt"
+            )
         if settings.engine == "ray" and settings.placement == "packed":
             raise UserError(
                 f"placement=packed: model.name={model} has an actor per depth; use auto"
@@ -59,9 +66,11 @@ class TreePropThroughTime(TimeMethod):
     def optimizer(self, settings: Settings, tree: Tree, total_steps: int) -> OptimizerRule:
         """The recipes favour the deployed cell."""
         rule = super().optimizer(settings, tree, total_steps)
-        if settings.time.recipe == "paper":
+        recipe = settings.time.recipe
+        if recipe == "paper":
             return rule
-        return replace(rule, factors=((cell_name(0), BOOST),), clip_each=True)
+        factors = () if recipe == "newton" else ((cell_name(0), BOOST),)
+        return replace(rule, factors=factors, clip_each=True)
 
     def plan(self, settings: Settings, tree: Tree, cluster: Cluster) -> Plan:
         """An actor per depth (and shard) and one boundary."""
@@ -107,6 +116,8 @@ class TreePropThroughTime(TimeMethod):
             terms[d]["right"] = 1.0  # the coarsest depth has one node, whose target is the label
         if time.sweeps:
             terms[0]["cons"] = time.lambda_cons
+        if time.recipe == "newton":
+            terms[0] = {"ce": 1.0, "cons": 0.0}
         spine = tree.spine_paths
         # two applications per node; the first sweep is already there when others follow
         applications = 2 * (tree.N - 1) + max(time.sweeps - 1, min(1, time.sweeps)) * tree.N
@@ -115,6 +126,8 @@ class TreePropThroughTime(TimeMethod):
             terms[0] = {"roll": 1.0, "look": 1.0} if moved else {"roll": 1.0}
             applications += sum(moved)
             spine = spine[:-1] or spine
+        elif time.recipe == "newton":
+            applications = (tree.N - 2) + tree.N // 2 + (time.sweeps + 1) * tree.N
         paths = {"tree": spine[-1], "full": tree.chain}
         deployed = frozenset({cell_name(0), READOUT})
         return Outline(tree, paths, terms, deployed, applications, "depth", True, 1)
@@ -130,6 +143,8 @@ def time_rule(settings: Settings) -> TimeRule:
         lookahead=time.recipe == "lookahead",
         summed=time.loss == "sum",
         one_step=time.gradient == "one",
+        newton=time.recipe == "newton",
+        damping=time.damping,
     )
 
 

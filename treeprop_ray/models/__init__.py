@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from treeprop_ray.config import OWN, Settings, dotted, family_of, imported
 from treeprop_ray.core.grouping import grouping_of
-from treeprop_ray.core.network import STEM, Blueprint, Shape
+from treeprop_ray.core.network import STEM, Blueprint, Shape, TreeNetwork
+from treeprop_ray.core.recipe import recipe_of
+from treeprop_ray.core.rng import seeded
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError, first_line, place_of
 from treeprop_ray.models import gpt, mlp, vit
@@ -18,7 +22,7 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
     """How to make each part of the network that the settings name, for data of this shape.
 
     `model.name=package.module:factory` calls factory(settings.model, shape), which gives a
-    Blueprint.
+    Blueprint, or a TreeNetwork (the same in every process: what it draws comes from the seed).
     """
     name = settings.model.name
     if name == OWN:
@@ -29,9 +33,10 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
         make = MODELS[name]
         recipe = make(settings.model, shape.input_shape, shape.classes, family_of(settings))
         return grouped(settings, recipe)
-    factory = imported("model.name", name)
+    recipe = own(settings, shape)
+    if isinstance(recipe, TreeNetwork):
+        return of_network(settings, recipe)
     try:
-        recipe = factory(settings.model, shape)
         if isinstance(recipe, Blueprint):
             with torch.device("meta"):  # a module that two parts share would be trained twice
                 recipe.build_all([STEM, *Tree(recipe.N, settings.split).blocks], 0)
@@ -41,8 +46,33 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
         reason = f"{type(e).__name__}: {first_line(e)}{place_of(e)}"
         raise UserError(f"model.name={name}: {reason}") from e
     if not isinstance(recipe, Blueprint):
-        raise UserError(f"model.name={name}: must give a Blueprint, not {type(recipe).__name__}")
+        kind = type(recipe).__name__
+        raise UserError(f"model.name={name}: must give a Blueprint or a TreeNetwork, not {kind}")
     return grouped(settings, recipe)
+
+
+def own(settings: Settings, shape: Shape) -> Any:
+    """What the user's factory gives."""
+    name = settings.model.name
+    factory = imported("model.name", name)
+    try:
+        with seeded(settings.seed, "init", "network"):
+            return factory(settings.model, shape)
+    except UserError:
+        raise
+    except Exception as e:  # the user's own code may raise anything
+        reason = f"{type(e).__name__}: {first_line(e)}{place_of(e)}"
+        raise UserError(f"model.name={name}: {reason}") from e
+
+
+def of_network(settings: Settings, network: TreeNetwork) -> Blueprint:
+    """The recipe of a network that the user's factory gives."""
+    name, split = settings.model.name, network.tree.split
+    if settings.split != split:
+        raise UserError(f"split={settings.split}: the network of model.name={name} has {split}")
+    if settings.model.group or settings.model.span:
+        raise UserError(f"model.group: model.name={name} gives a network; group= is for its making")
+    return recipe_of(network)
 
 
 def grouped(settings: Settings, recipe: Blueprint) -> Blueprint:

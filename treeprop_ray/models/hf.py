@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from treeprop_ray.core import tensor_file
 from treeprop_ray.models.gpt import Block, Embedding, Head
 
 if TYPE_CHECKING:
@@ -68,5 +68,5 @@ def write(chain: nn.Sequential, model: Model, folder: Path) -> None:
     """config.json and model.safetensors for `GPT2LMHeadModel.from_pretrained(folder)`."""
     about, state = state_of(chain, model)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    tensor_file.save(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,122 +24,22 @@ from treeprop_ray.core.network import edge_name, grouped_tree, tree_blocks
 from treeprop_ray.core.rng import seeded
 from treeprop_ray.core.states import spec_of
 from treeprop_ray.core.tree import Edge
-from treeprop_ray.errors import UserError, first_line
+from treeprop_ray.errors import UserError, first_line, warn
+from treeprop_ray.models.anatomy import ANATOMIES, Anatomy, Head, Layer, Stem, anatomy_of
 
 AUXILIARY = ("middle", "fresh")
-
-
-@dataclass(frozen=True)
-class Anatomy:
-    """Where a model keeps stem, layers and head: names of its modules."""
-
-    stem: tuple[str, ...]
-    layers: str
-    head: tuple[str, ...]
-    rotary: str = ""  # makes rotary embeddings from a state and positions
-    causal: bool = False
-    pools: bool = False  # the head reads the first token only
-
-
-ANATOMIES = {  # by the name of the model's class
-    "GPT2LMHeadModel": Anatomy(
-        ("transformer.wte", "transformer.wpe", "transformer.drop"), "transformer.h",
-        ("transformer.ln_f", "lm_head"), causal=True,
-    ),
-    "LlamaForCausalLM": Anatomy(
-        ("model.embed_tokens",), "model.layers", ("model.norm", "lm_head"), "model.rotary_emb", True
-    ),
-    "BertForMaskedLM": Anatomy(("bert.embeddings",), "bert.encoder.layer", ("cls",)),
-    "BertForSequenceClassification": Anatomy(
-        ("bert.embeddings",), "bert.encoder.layer", ("bert.pooler", "dropout", "classifier")
-    ),
-    "RobertaForMaskedLM": Anatomy(("roberta.embeddings",), "roberta.encoder.layer", ("lm_head",)),
-    "RobertaForSequenceClassification": Anatomy(
-        ("roberta.embeddings",), "roberta.encoder.layer", ("classifier",)
-    ),
-    "ViTForImageClassification": Anatomy(
-        ("vit.embeddings",), "vit.layers", ("vit.layernorm", "classifier"), pools=True
-    ),
-}  # fmt: skip
-
-
-class Stem(nn.Module):
-    """Everything before the first layer; makes the context where layers need one."""
-
-    def __init__(self, model: Any, anatomy: Anatomy, padding: bool) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(model.get_submodule(name) for name in anatomy.stem)
-        self.rotary = model.get_submodule(anatomy.rotary) if anatomy.rotary else None
-        self.padding, self.config, self.causal = padding, model.config, anatomy.causal
-
-    def forward(self, x: Tensor) -> Any:
-        """z_0; with it the context, if layers read rotary embeddings or a mask of padding."""
-        first, *rest = self.parts
-        if len(rest) == 2:  # GPT-2: tokens, positions, dropout
-            positions, dropout = rest
-            z: Tensor = dropout(first(x) + positions(torch.arange(x.shape[1], device=x.device)))
-        else:
-            z = first(x)
-        context: dict[str, Tensor] = {}
-        if self.rotary is not None:
-            places = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-            context["cos"], context["sin"] = self.rotary(z, position_ids=places)
-        if self.padding:
-            context["mask"] = padding_mask(x != self.config.pad_token_id, self.causal)
-        return (z, context) if context else z
-
-
-def padding_mask(there: Tensor, causal: bool) -> Tensor:
-    """Which tokens (B, 1, T or 1, T) a token may look at; padding looks at itself alone."""
-    length = there.shape[1]
-    mask = there[:, None, None, :].expand(-1, 1, length, -1)
-    if causal:
-        mask = mask & torch.ones(length, length, dtype=torch.bool, device=there.device).tril()
-    return mask | torch.eye(length, dtype=torch.bool, device=there.device)
-
-
-class Layer(nn.Module):
-    """One layer of the model, from state to state."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(
-        self,
-        z: Tensor,
-        cos: Tensor | None = None,
-        sin: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        """The next state; without a mask attention is causal where the model's is."""
-        more: dict[str, Any] = {} if cos is None else {"position_embeddings": (cos, sin)}
-        out = self.layer(z, attention_mask=mask, **more)
-        state: Tensor = out[0] if isinstance(out, tuple) else out
-        return state
-
-
-class Head(nn.Module):
-    """Everything behind the last layer."""
-
-    def __init__(self, model: Any, anatomy: Anatomy) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(model.get_submodule(name) for name in anatomy.head)
-        self.pools = anatomy.pools
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Logits."""
-        for part in self.parts[:-1]:
-            z = part(z)
-        out: Tensor = self.parts[-1](z[:, 0] if self.pools else z)
-        return out
+READERS = {
+    True: ("*processor_config.json",),
+    False: ("*token*", "vocab.*", "*.model"),
+}  # their files
 
 
 class TreeNetwork(core.TreeNetwork):
     """A tree network that knows its way to and from Hugging Face."""
 
     source: tuple[type, Any, Anatomy] | None = None  # class, config and anatomy of the model
-    tokenizer: Any = None
+    tokenizer: Any = None  # of a folder; of pictures the image processor
+    generation: Any = None  # the model's settings for `generate`
 
     @classmethod
     def from_pretrained(
@@ -166,10 +65,7 @@ class TreeNetwork(core.TreeNetwork):
         tokenizer = None
         if isinstance(model, str | Path):
             model, tokenizer = load_model(str(model))
-        anatomy = ANATOMIES.get(type(model).__name__)
-        if anatomy is None:
-            known = ", ".join(ANATOMIES)
-            raise UserError(f"model={type(model).__name__}: not known here; one of {known}")
+        anatomy = anatomy_of(model)
         layers = list(model.get_submodule(anatomy.layers))
         tree = grouped_tree(len(layers), split, group, auxiliary_layers)
 
@@ -184,11 +80,29 @@ class TreeNetwork(core.TreeNetwork):
             raise UserError(f"padding=True: {type(model).__name__} has no pad_token_id")
         stem = Stem(model, anatomy, padding)
         blocks[tree.head] = Head(model, anatomy)
-        context = [*(["cos", "sin"] if anatomy.rotary else []), *(["mask"] if padding else [])]
-        spec = spec_of(dict.fromkeys(context, 0)) if context else None
+        spec = spec_of(dict.fromkeys(stem.context, 0)) if stem.context else None
         made = cls(tree, stem, blocks, "gaussian", spec)
         made.source, made.tokenizer = (type(model), model.config, anatomy), tokenizer
+        made.generation = getattr(model, "generation_config", None)
         return made
+
+    def check_samples(self, x: Tensor, y: Tensor) -> None:
+        """Raise UserError where a causal model is given its own tokens as labels; warn where
+        attention reads padding."""
+        stem = self.stem
+        if not isinstance(stem, Stem) or x.is_floating_point() or x.ndim != 2:
+            return
+        pad = getattr(stem.config, "pad_token_id", None)
+        if pad is not None and not stem.padding and bool((x[:, -1] == pad).any()):
+            warn(
+                f"samples end in pad_token_id={pad}, which attention reads; "
+                "from_pretrained(…, padding=True) leaves it out"
+            )
+        if stem.causal and torch.equal(x, y) and x.unique().numel() > 1:
+            raise UserError(
+                "labels: are the tokens themselves, which the model sees; give the next ones: "
+                "fit(network, tokens[:, :-1], tokens[:, 1:])"
+            )
 
     def save_pretrained(self, folder: str | Path, path: str | Sequence[int] = "full") -> None:
         """Write a path as a plain Hugging Face model, loadable without this package."""
@@ -202,6 +116,12 @@ class TreeNetwork(core.TreeNetwork):
             layers = list(self.path(indices))[1:-1]
         except ValueError as e:
             raise UserError(str(e)) from e
+        by_place = "scale_attn_by_inverse_layer_idx"
+        if getattr(self.source[1], by_place, False) and indices != self.tree.chain:
+            raise UserError(
+                f"path={path}: its layers would stand at other places, on which their attention "
+                f"depends ({by_place}); save path=full"
+            )
         plain = self.plain_model(layers)
         plain.save_pretrained(folder)
         if self.tokenizer is not None:
@@ -224,31 +144,53 @@ class TreeNetwork(core.TreeNetwork):
             assert isinstance(block, Layer)
             layer.load_state_dict(block.layer.state_dict())
         model.tie_weights()
-        return model.eval()
+        if self.generation is not None:
+            model.generation_config = copy.deepcopy(self.generation)
+        return model.to(next(self.parameters()).dtype).eval()
 
 
-def load_model(name: str) -> tuple[Any, Any]:
-    """A model of the class that its config names, and its tokenizer if it has one."""
+def known_model(name: str) -> tuple[Any, Any]:
+    """The class that a model's config names, and the config."""
     import transformers
 
     import treeprop_ray.core.vision  # noqa: F401  (transformers imports torchvision)
 
     try:
         config = transformers.AutoConfig.from_pretrained(name)
-        kind = (config.architectures or [""])[0]
-        if kind not in ANATOMIES:
-            known = ", ".join(ANATOMIES)
-            raise UserError(f"{name}: is a {kind or config.model_type}; known: {known}")
-        model = getattr(transformers, kind).from_pretrained(name)
-    except UserError:
-        raise
     except Exception as e:  # the hub, a damaged file, a config of another version
         raise UserError(f"{name}: cannot be loaded by transformers: {first_line(e)}") from e
+    kind = (config.architectures or [""])[0]
+    if kind not in ANATOMIES:
+        known = ", ".join(ANATOMIES)
+        raise UserError(f"{name}: is a {kind or config.model_type}; known: {known}")
+    return getattr(transformers, kind), config
+
+
+def meta_model(name: str) -> Any:
+    """A model without numbers: only its config is read."""
+    kind, config = known_model(name)
+    with torch.device("meta"):
+        return kind(config)
+
+
+def load_model(name: str) -> tuple[Any, Any]:
+    """A model of the class that its config names, in float32, and its tokenizer (of pictures the
+    image processor) if it has one."""
+    import transformers
+
+    kind, _ = known_model(name)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    except Exception:  # pictures have none, and a folder may lack it
-        tokenizer = None
-    return model, tokenizer
+        model = kind.from_pretrained(name, dtype=torch.float32)
+    except Exception as e:
+        raise UserError(f"{name}: cannot be loaded by transformers: {first_line(e)}") from e
+    pictures = model.main_input_name == "pixel_values"
+    if Path(name).is_dir() and not any(any(Path(name).glob(file)) for file in READERS[pictures]):
+        return model, None  # Transformers would make up an empty one
+    auto = transformers.AutoImageProcessor if pictures else transformers.AutoTokenizer
+    try:
+        return model, auto.from_pretrained(name)
+    except Exception:  # a repository may lack it
+        return model, None
 
 
 def middle(edge: Edge) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from treeprop_ray.config import Settings
 from treeprop_ray.core.cells import CELLS, GRUCell
+from treeprop_ray.core.mingru import MinGRUCell
 from treeprop_ray.core.network import Shape, count_parameters
 from treeprop_ray.core.rng import seeded
 from treeprop_ray.core.scoring import Counts, Score, count
@@ -40,7 +41,8 @@ def make_part(settings: Settings, shape: Shape, name: str) -> nn.Module:
         if name == READOUT:
             module = nn.Linear(hidden, shape.classes)
         else:
-            module = CELLS[settings.model.name](2 ** int(name[1:]) * size, hidden)
+            kinds: dict[str, type[nn.Module]] = {**CELLS, "mingru": MinGRUCell}
+            module = kinds[settings.model.name](2 ** int(name[1:]) * size, hidden)
     return module.to(shape.dtype)
 
 

@@ -5,66 +5,66 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from treeprop_ray.errors import UserError
-from treeprop_ray.reporting.plot import plt, save
+from treeprop_ray.reporting.plot import label_points, plt, save
 from treeprop_ray.reporting.tables import write_table
 from treeprop_ray.run.folder import read_summary
 
-TITLE = "Adaptive inference: samples stop on the spine when the softmax is confident"
-# threshold, share of correct samples, mean blocks run, share of samples that leave at each exit
-Outcome = tuple[float, float, float, tuple[float, ...]]
+TITLE = "Adaptive inference: samples stop where the answer is sure enough"
 
 
-def show(
-    run: str,
-    out: str,
-    split: str,
-    outcomes: Sequence[Outcome],
-    fixed: Mapping[str, tuple[int, float]],
-) -> Path:
-    """Draw figures/adaptive.png of a run, with `out` the page there too; returns the figure.
+class Table(Protocol):
+    """What is shown, as inference/adaptive.py has it."""
 
-    `fixed`: (blocks, accuracy) of every exit's path on its own.
-    """
+    @property
+    def key(self) -> str: ...
+    @property
+    def rows(self) -> Sequence[Any]: ...
+    @property
+    def exits(self) -> tuple[str, ...]: ...
+    @property
+    def paths(self) -> Mapping[str, tuple[int, float]]: ...
+    @property
+    def read(self) -> Mapping[str, tuple[int, float]]: ...
+    @property
+    def calibration(self) -> Any: ...
+
+
+def show(run: str, out: str, split: str, table: Table) -> Path:
+    """Draw figures/adaptive.png of a run, with `out` the page there too; returns the figure."""
     figure = Path(run) / "figures" / "adaptive.png"
     figure.parent.mkdir(exist_ok=True)
-    draw(outcomes, fixed, split, figure)
+    draw(table, split, figure)
     if out:
-        write(run, out, split, outcomes, fixed)
+        write(run, out, split, table)
         shutil.copy(figure, Path(out) / "adaptive.png")
     return figure
 
 
-def draw(
-    outcomes: Sequence[Outcome], fixed: Mapping[str, tuple[int, float]], split: str, target: Path
-) -> None:
-    """Accuracy over mean blocks run, a point per threshold; crosses: every sample on one path."""
-    fig, ax = plt.subplots(figsize=(6, 4))
-    near = {"textcoords": "offset points", "fontsize": 7}
-    places: dict[tuple[float, float], float] = {}  # thresholds that change nothing share a label
-    for threshold, accuracy, blocks, _ in outcomes:
-        places.setdefault((blocks, 100 * accuracy), threshold)
-    ax.plot(*zip(*places, strict=True), marker=".", label="adaptive, by threshold")
-    for place, threshold in places.items():
-        ax.annotate(f"{threshold:g}", place, xytext=(3, 5), **near)
-    crosses = {name: (blocks, 100 * accuracy) for name, (blocks, accuracy) in fixed.items()}
-    ax.scatter(*zip(*crosses.values(), strict=True), marker="x", color="0.3", label="one path")
-    for name, place in crosses.items():
-        ax.annotate(name, place, xytext=(4, -10), **near)
+def draw(table: Table, split: str, target: Path) -> None:
+    """Accuracy over mean blocks run; crosses: every sample on one path."""
+    fig, ax = plt.subplots(figsize=(6.5, 4.2))
+    places = sorted({(r.outcome.blocks, 100 * r.outcome.accuracy) for r in table.rows})
+    ax.plot(*zip(*places, strict=True), marker=".", label=f"adaptive, by {table.key}")
+    crosses = [(blocks, 100 * right) for blocks, right in table.paths.values()]
+    ax.scatter(*zip(*crosses, strict=True), marker="x", s=20, color="0.6", label="one path")
+    dots = [(blocks, 100 * right) for blocks, right in table.read.values()]
+    label = "one path, read as the exits are"
+    ax.scatter(*zip(*dots, strict=True), marker="+", s=24, color="C1", alpha=0.6, label=label)
+    # the best path of each length stands above all others of it: only these have room for a name
+    best: dict[int, tuple[float, str]] = {}
+    for name, (blocks, right) in table.paths.items():
+        best[blocks] = max(best.get(blocks, (0.0, "")), (100 * right, name))
     ax.set(xlabel="blocks run per sample (mean)", ylabel=f"{split} accuracy (%)")
     ax.grid(alpha=0.3)
-    ax.legend()
+    ax.legend(loc="lower right")
+    label_points(ax, [((blocks, right), name) for blocks, (right, name) in best.items()])
     save(fig, target)
 
 
-def write(
-    run: str,
-    out: str,
-    split: str,
-    outcomes: Sequence[Outcome],
-    fixed: Mapping[str, tuple[int, float]],
-) -> None:
+def write(run: str, out: str, split: str, table: Table) -> None:
     """<out>/adaptive.md and .csv."""
     stored = Path(run) / "summary.json"
     if not stored.is_file():
@@ -72,17 +72,34 @@ def write(
     summary = read_summary(Path(run))
     rows = [
         {
-            "threshold": f"{threshold:g}",
-            "accuracy (%)": 100 * accuracy,
-            "blocks run (mean)": blocks,
-            **{f"leave at {n} (%)": 100 * x for n, x in zip(fixed, left_at, strict=True)},
+            table.key: f"{row.asked:g}",
+            "accuracy (%)": 100 * row.outcome.accuracy,
+            "blocks run (mean)": row.outcome.blocks,
+            "single paths at as many blocks (%)": 100 * row.fixed,
+            "ahead by (points)": 100 * (row.outcome.accuracy - row.fixed),
+            "single paths, read as the exits are (%)": 100 * row.read,
+            **{
+                f"leave at {n} (%)": 100 * share
+                for n, share in zip(table.exits, row.outcome.left_at, strict=True)
+            },
         }
-        for threshold, accuracy, blocks, left_at in outcomes
+        for row in table.rows
     ]
-    one = ", ".join(f"{n} {100 * right:.2f} % ({blocks})" for n, (blocks, right) in fixed.items())
-    samples = summary["samples"]
+    one = ", ".join(f"{n} {100 * right:.2f} % ({k})" for n, (k, right) in table.paths.items())
+    calibration, samples = table.calibration, summary["samples"]
+    scales = ", ".join(
+        f"{e.name} {e.readout.temperature:.3f}{' after a map' if e.readout.matrix else ''}"
+        for e in calibration.exits
+    )
     notes = [
-        f"Every sample on one path (blocks): {one}.",
+        f"Exits, their temperatures ({scales}), the weights of the averaged answers and all "
+        f"thresholds were chosen by the {calibration.samples:,} samples of the validation split; "
+        "the maps of the logits were fitted to training samples. "
+        f"The accuracies are those of the split {split}. Single paths at as many blocks: the best "
+        f"path of the tree, on the split {split} itself, of at most so many blocks, or if that is "
+        "more a shorter and a longer one, each for a part of the samples drawn at random. Read as "
+        "the exits are: the same with the map and the temperature of each path.  ",
+        f"Every sample on one path (blocks): {one}.  ",
         f"Split {split} of {summary['data']} ({samples['train']:,} training, {samples['test']:,} "
         f"test samples), seed {summary['seed']}, {summary['epochs']:g} epochs.  ",
         f"Run: `{summary['command']}`, commit {summary['commit']}.", "",

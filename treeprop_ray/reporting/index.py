@@ -15,9 +15,10 @@ from treeprop_ray.config import spaces
 
 HEAD = """# Results
 
-Written by `python -m treeprop_ray.report`. Each page has its figures beside the command, commit and
-hardware that made them; a `.csv` of a sweep has one row per run. The tables below are those of the
-pages, so a figure here can be traced to a run the same way.
+Written by `python -m treeprop_ray.report --record`. Each page has its figures beside the command,
+commit and hardware that made them; a `.csv` of a sweep has one row per run. The tables below are
+those of the pages, so a figure here can be traced to a run the same way. What you run yourself is
+written to `results/local`, with an index of its own.
 
 - [The paper's tables and figures](#the-papers-tables-and-figures)
 - [All sweeps](#all-sweeps)

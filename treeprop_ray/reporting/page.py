@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,8 @@ from treeprop_ray.errors import UserError
 from treeprop_ray.hosts.probe_row import WHOLE
 from treeprop_ray.reporting.figures import schedule
 from treeprop_ray.reporting.plot import plt
+from treeprop_ray.reporting.templates import render
 from treeprop_ray.run.folder import read_summary, run_settings
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-       color: #222; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-table { border-collapse: collapse; } th, td { padding: .2rem .8rem; text-align: right; }
-th { border-bottom: 1px solid #999; } td:first-child, th:first-child { text-align: left; }
-pre { background: #f4f4f4; padding: .7rem; overflow-x: auto; font-size: 13px; }
-figure { margin: 1.2rem 0; } figcaption { color: #555; font-size: 14px; } img { max-width: 100%; }
-"""
 
 DRAWN = 40  # largest N whose schedule is still legible
 # file in figures/ -> what a reader should see in it
@@ -49,6 +40,23 @@ FIGURES = {
     "waves": "One training step: which actor worked when, with the level in the box.",
     "schedule": "One training step as scheduled with an actor per node: who works in which wave.",
 }
+
+
+@dataclass(frozen=True)
+class Table:
+    """Plain cells."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG inside the page."""
+
+    name: str
+    data: str  # base64
+    caption: str
 
 
 def write_page(run: str, target: Path | None = None) -> Path:
@@ -71,27 +79,17 @@ def html_of(settings: Settings, folder: Path) -> str:
     """The whole page as text."""
     stored = folder / "summary.json"
     summary = read_summary(folder) if stored.is_file() else None
-    name = escape(folder.resolve().name)
-    parts = [
-        f"<h1>{name}</h1>",
-        f"<p>{escape(subtitle(settings, summary))}</p>",
-        "<h2>Accuracy per path</h2>",
-        accuracy(summary),
-        *probe_section(folder),
-        "<h2>Figures</h2>",
-        *figures(settings, summary, folder),
-        "<h2>How to reproduce it</h2>",
-        reproduce(settings, summary),
-        "<h2>Settings</h2>",
-        changed_settings(settings),
-        "<details><summary>all of them</summary>",
-        f"<pre>{escape(config.to_yaml(settings))}</pre></details>",
-    ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f'<link rel="icon" href="data:,"><title>{name}</title><style>{STYLE}</style></head>\n'
-        "<body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    return render(
+        "report.html",
+        name=folder.resolve().name,
+        subtitle=subtitle(settings, summary),
+        scores=accuracy(summary) if summary else None,
+        probe=probed(folder),
+        pictures=figures(settings, summary, folder),
+        command=command(settings, summary),
+        origin=origin(summary) if summary else "",
+        changed=Table(["key", "value"], [[key, str(value)] for key, value in changed(settings)]),
+        settings=config.to_yaml(settings),
     )
 
 
@@ -108,10 +106,8 @@ def subtitle(settings: Settings, summary: dict[str, Any] | None) -> str:
     )
 
 
-def accuracy(summary: dict[str, Any] | None) -> str:
+def accuracy(summary: dict[str, Any]) -> Table:
     """Accuracy and loss of every path on both splits."""
-    if summary is None:
-        return "<p>The run is not finished; see the figure of validation accuracies.</p>"
     splits = list(summary["final"])
     paths = summary["final"][splits[0]]
     kinds = sorted(next(iter(paths.values())))  # accuracy, loss, and what else a model is scored by
@@ -121,15 +117,15 @@ def accuracy(summary: dict[str, Any] | None) -> str:
         cells = [(kind, summary["final"][split][path][kind]) for kind in kinds for split in splits]
         shown = [f"{100 * v:.2f} %" if kind == "accuracy" else f"{v:.4f}" for kind, v in cells]
         rows.append([path, *shown])
-    return table(head, rows)
+    return Table(head, rows)
 
 
-def probe_section(folder: Path) -> list[str]:
+def probed(folder: Path) -> Table | None:
     """First and last row of probe.csv, side by side."""
     path = folder / "probe.csv"
     rows = pd.read_csv(path) if path.is_file() else None
     if rows is None or rows.empty:
-        return []
+        return None
     first, last = rows.iloc[0], rows.iloc[-1]
     shown = [c for c in rows.columns if c in WHOLE or c.startswith("leak/")]
     lines = [
@@ -137,11 +133,12 @@ def probe_section(folder: Path) -> list[str]:
         for c in shown
         if pd.notna(first[c]) or pd.notna(last[c])
     ]
-    head = ["on held-out batches", f"step {int(first.step)}", f"step {int(last.step)}"]
-    return ["<h2>Does the update point downhill?</h2>", table(head, lines)]
+    return Table(
+        ["on held-out batches", f"step {int(first.step)}", f"step {int(last.step)}"], lines
+    )
 
 
-def figures(settings: Settings, summary: dict[str, Any] | None, folder: Path) -> list[str]:
+def figures(settings: Settings, summary: dict[str, Any] | None, folder: Path) -> list[Picture]:
     """The figures of the run folder, and the schedule where no actors were timed."""
     pictures = {p.stem: p.read_bytes() for p in (folder / "figures").glob("*.png")}
     method = methods.of(settings)
@@ -150,16 +147,10 @@ def figures(settings: Settings, summary: dict[str, Any] | None, folder: Path) ->
         pictures["schedule"] = schedule_picture(settings, summary["N"])
     known = [name for name in FIGURES if name in pictures]
     others = sorted(set(pictures) - set(known))
-    return [figure(name, pictures[name], FIGURES.get(name, name)) for name in [*known, *others]]
-
-
-def figure(name: str, png: bytes, caption: str) -> str:
-    """A picture inside the page."""
-    data = base64.b64encode(png).decode()
-    return (
-        f'<figure id="{escape(name)}"><img alt="{escape(name)}" '
-        f'src="data:image/png;base64,{data}"><figcaption>{escape(caption)}</figcaption></figure>'
-    )
+    return [
+        Picture(name, base64.b64encode(pictures[name]).decode(), FIGURES.get(name, name))
+        for name in [*known, *others]
+    ]
 
 
 def schedule_picture(settings: Settings, N: int) -> bytes:
@@ -171,16 +162,22 @@ def schedule_picture(settings: Settings, N: int) -> bytes:
     return out.getvalue()
 
 
-def reproduce(settings: Settings, summary: dict[str, Any] | None) -> str:
-    """Command, commit, versions and hardware."""
+def command(settings: Settings, summary: dict[str, Any] | None) -> str:
+    """What made the run, or would."""
     if summary is None:
         words = " ".join(f"{k}={v}" for k, v in changed(settings))
-        return f"<pre>{escape(f'python -m treeprop_ray.train {words}')}</pre>"
+        return f"python -m treeprop_ray.train {words}"
+    return str(summary["command"])
+
+
+def origin(summary: dict[str, Any]) -> str:
+    """Commit, versions and hardware."""
     hardware = summary["hardware"]
     versions = ", ".join(f"{k} {v}" for k, v in summary["versions"].items())
-    about = f"Commit {summary['commit']}, {summary['date']}; {hardware['cores']} cores, "
-    about += f"{hardware['cpu']}; {versions}."
-    return f"<pre>{escape(summary['command'])}</pre><p>{escape(about)}</p>"
+    return (
+        f"Commit {summary['commit']}, {summary['date']}; {hardware['cores']} cores, "
+        f"{hardware['cpu']}; {versions}."
+    )
 
 
 def changed(settings: Settings) -> list[tuple[str, Any]]:
@@ -192,19 +189,3 @@ def changed(settings: Settings) -> list[tuple[str, Any]]:
         for key, _, value in config.walk(settings)
         if value != defaults[key] and key not in moving
     ]
-
-
-def changed_settings(settings: Settings) -> str:
-    """The settings that differ from the defaults, as a table."""
-    rows = [[key, str(value)] for key, value in changed(settings)]
-    return table(["key", "value"], rows) if rows else "<p>All settings are the defaults.</p>"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain cells as an HTML table."""
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    body = "\n".join(line(row, "td") for row in rows)
-    return f"<table><thead>{line(head, 'th')}</thead><tbody>\n{body}\n</tbody></table>"

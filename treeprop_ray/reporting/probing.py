@@ -14,7 +14,7 @@ from treeprop_ray.config.nested import Probe, RaySettings
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError
-from treeprop_ray.hosts.probe_row import WHOLE, columns
+from treeprop_ray.hosts.probe_row import PARTS, WHOLE, columns
 from treeprop_ray.reporting.probe_figures import draw
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.callbacks import Callback
@@ -117,13 +117,13 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]], tree: Tree) -> None:
 
 
 def table(row: Mapping[str, float], tree: Tree) -> str:
-    """A row as plain text: whole numbers first, then blocks, states and spine."""
+    """A row as plain text with what it means: whole numbers first, then blocks, states, spine."""
 
     def number(key: str) -> str:
         value = row.get(key)
         return "-" if value is None else f"{value:.4g}"
 
-    lines = [f"{key:<12} {number(key):>10}" for key in WHOLE if key in row]
+    lines = [f"{key:<12} {number(key):>10}  {text}" for key, text in WHOLE.items() if key in row]
     blocks = [edge_name(e) for e in (STEM, *tree.path_edges(tree.chain))]
     measured = [b for b in blocks if f"cosine/{b}" in row]
     groups: list[tuple[str, list[Any], list[str]]] = [
@@ -132,6 +132,7 @@ def table(row: Mapping[str, float], tree: Tree) -> str:
         ("spine", [node.n for node in tree.spine], ["clean_ce", "tree_ce", "leak"]),
     ]
     for title, names, kinds in groups:
+        lines += ["", *(f"{kind}: {PARTS[kind]}" for kind in kinds)]
         lines.append(f"{title:<12} " + " ".join(f"{kind:>10}" for kind in kinds))
         for name in names:
             cells = " ".join(f"{number(f'{kind}/{name}'):>10}" for kind in kinds)

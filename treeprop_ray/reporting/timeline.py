@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.patches import Patch
 
 from treeprop_ray.engine.base import Span
 from treeprop_ray.reporting.plot import plt
+from treeprop_ray.run.files import write_whole
 
+TIMELINE = "timeline.json"  # of a run folder
 COLORS = {
     "stem": "#7f7f7f", "forward": "#1f77b4", "head": "#9467bd", "settle": "#17becf",
     "again": "#9467bd", "aside": "#2ca02c", "backward": "#d62728", "stem_backward": "#7f7f7f",
@@ -35,7 +38,7 @@ def write_timeline(spans: Sequence[Span], target: Path) -> None:
         }
         for s in spans
     ]  # fmt: skip
-    target.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    write_whole(target, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def draw_waves(spans: Sequence[Span], target: Path) -> None:
@@ -61,6 +64,25 @@ def draw_waves(spans: Sequence[Span], target: Path) -> None:
     fig.tight_layout(rect=(0, 0.35 / fig.get_figheight(), 1, 1))
     fig.savefig(target, dpi=120)
     plt.close(fig)
+
+
+def last_step(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a written trace the last step that every actor has finished: the calls of each actor, with
+    times in milliseconds from its begin."""
+    events = trace["traceEvents"]
+    names = {e["tid"]: e["args"]["name"].rpartition("/")[2] for e in events if e["ph"] == "M"}
+    calls = [e for e in events if e["ph"] == "X"]
+    ends = [max(c["args"]["step"] for c in calls if c["tid"] == tid) for tid in names]
+    step = min(ends, default=0)
+    mine = [c for c in calls if c["args"]["step"] == step]
+    origin = min((c["ts"] for c in mine), default=0.0)
+    rows: dict[int, list[list[Any]]] = {tid: [] for tid in names}
+    for c in mine:
+        level = c["name"].rpartition(" ")[2]
+        begin, width = (c["ts"] - origin) / 1000, c["dur"] / 1000
+        rows[c["tid"]].append([c["cat"], level, round(begin, 3), round(width, 3)])
+    actors = [{"name": names[tid], "calls": rows[tid]} for tid in names]
+    return {"step": step, "actors": actors, "colors": COLORS}
 
 
 def _order(name: str) -> tuple[str, int]:

@@ -35,6 +35,9 @@ class Callback:
     def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
         """A row of metrics: `kind` (step or epoch), `step`, `epoch`, and figures by name."""
 
+    def on_notice(self, run: Trainer, text: str) -> None:
+        """Something has happened to the run, in one line: actors were lost, others go on."""
+
     def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
         """The run is at its end and its summary is written; the engine still stands."""
 
@@ -67,6 +70,10 @@ class Together(Callback):
     def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
         for callback in self.callbacks:
             callback.on_row(run, row)
+
+    def on_notice(self, run: Trainer, text: str) -> None:
+        for callback in self.callbacks:
+            callback.on_notice(run, text)
 
     def on_close(self, run: Trainer) -> None:
         for callback in self.callbacks:

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from treeprop_ray.config import hidden
+from treeprop_ray.core import tensor_file
 from treeprop_ray.errors import TrainingError, UserError, warn
 from treeprop_ray.run.storage import MANIFEST, Storage, sha256, storage_at
 from treeprop_ray.run.tensors import Tensors
@@ -71,8 +71,8 @@ def save(
     meta = {**meta, "slots": names_digest(optimizer)}
 
     def fill(folder: Path) -> None:
-        save_file({k: v.contiguous() for k, v in weights.items()}, folder / FILES[0])
-        save_file({k: v.contiguous() for k, v in optimizer.items()}, folder / FILES[1])
+        tensor_file.save(weights, folder / FILES[0])
+        tensor_file.save(optimizer, folder / FILES[1])
         (folder / FILES[2]).write_text(json.dumps(meta, indent=2))
         sums = {file: sha256(folder / file) for file in FILES}
         (folder / MANIFEST).write_text(json.dumps({**sums, **(marks or {})}, indent=2))

@@ -15,11 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from treeprop_ray import config
 from treeprop_ray.config import Change, Settings
+from treeprop_ray.core import devices
 from treeprop_ray.errors import UserError, warn
 from treeprop_ray.run import checkpoint
 from treeprop_ray.run.files import LOCK, Lock, read_json, write_whole
@@ -217,7 +217,7 @@ def provenance(command: str | None = None) -> dict[str, Any]:
     `command` stands in for this process's own where that is not what a user would repeat.
     """
     packages = ("treeprop_ray", "torch", "ray", "numpy", "omegaconf", "safetensors")
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    gpus = devices.gpus.names()
     return {
         "command": command or this_command(),
         "commit": _commit(),

@@ -92,8 +92,25 @@ class HuggingFace:
     tree: Tree
     as_gpt: bool  # for the parts of model.name=gpt
 
+    def stored(self) -> tuple[Keys, Tensors] | None:
+        """What its tensors are called in the folder's safetensors files; None where these do not
+        have all of them by a name of the model's, so that Transformers has to read the folder."""
+        try:
+            tensors = Tensors(hf_parts.files(Path(self.place)))
+            names = hf_parts.names(self.place, self.tree, self.as_gpt)
+        except (OSError, ValueError, KeyError, SafetensorError):  # Transformers says what is wrong
+            return None
+        except UserError as e:
+            raise UserError(f"init_from={self.given}: {e}") from e
+        keys = {
+            part: {own: next((c for c in called if c in tensors), "") for own, called in of.items()}
+            for part, of in names.items()
+        }
+        found = all(key for of in keys.values() for key in of.values())
+        return (keys, tensors) if found else None
+
     def states(self) -> hf_parts.States:
-        """Every part of the tree."""
+        """Every part of the tree, read by Transformers."""
         try:
             return hf_parts.read(self.place, self.tree, self.as_gpt)
         except UserError as e:
@@ -101,16 +118,37 @@ class HuggingFace:
 
     def contents(self, tree: Tree) -> tuple[Keys, Mapping[str, Shapes]]:
         """Names and shapes of the tensors, by part."""
+        if stored := self.stored():
+            keys, tensors = stored
+            shapes = {
+                part: {own: self._shape(tensors.shape(key), part) for own, key in of.items()}
+                for part, of in keys.items()
+            }
+            return keys, shapes
         states = self.states()
         keys = {part: {key: key for key in state} for part, state in states.items()}
         shapes = {p: {k: tuple(t.shape) for k, t in state.items()} for p, state in states.items()}
         return keys, shapes
 
+    def _shape(self, shape: tuple[int, ...], part: str) -> tuple[int, ...]:
+        return tuple(hf_parts.turned(torch.empty(shape, device="meta"), part, self.as_gpt).shape)
+
     def read(self, keys: Keys, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """The tensors of some parts."""
-        states = self.states()
-        for name in names:
-            yield name, dict(states[name])
+        """The tensors of some parts, and no others where the files allow it."""
+        if stored := self.stored():
+            keys, tensors = stored
+            for name in names:
+                yield (
+                    name,
+                    {
+                        own: hf_parts.turned(tensors[key], name, self.as_gpt)
+                        for own, key in keys[name].items()
+                    },
+                )
+        else:
+            states = self.states()
+            for name in names:
+                yield name, dict(states[name])
 
 
 def source_of(given: str, job: Job) -> Source | HuggingFace:

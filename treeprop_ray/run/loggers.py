@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 from treeprop_ray.config import Settings, hidden, walk
 from treeprop_ray.errors import UserError, first_line, warn
 from treeprop_ray.run.callbacks import Callback
+from treeprop_ray.run.events import Events
 from treeprop_ray.run.metrics import MetricsFile
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ def loggers(settings: Settings, folder: bool) -> list[Callback]:
     """The loggers that the settings name; those that write files need a run folder."""
     check_trackers(settings.wandb, settings.mlflow)
     files: dict[str, type[Callback]] = {"csv": Csv, "tensorboard": TensorBoard}
-    chosen = [files[name]() for name in dict.fromkeys(settings.loggers) if folder]
+    chosen = [Events(), *(files[name]() for name in dict.fromkeys(settings.loggers))]
+    chosen = chosen if folder else []
     chosen += [Wandb(settings.wandb)] if settings.wandb else []
     chosen += [MlFlow(settings.mlflow)] if settings.mlflow else []
     return [Besides(logger) for logger in chosen]
@@ -57,6 +60,11 @@ class Besides(Callback):
         with self._spared():
             self.logger.on_row(run, row)
 
+    def on_notice(self, run: Trainer, text: str) -> None:
+        """The logger's."""
+        with self._spared():
+            self.logger.on_notice(run, text)
+
     def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
         """The logger's."""
         with self._spared():
@@ -72,7 +80,7 @@ def check_trackers(wandb: str, mlflow: str) -> None:
     """A tracker that is asked for must be installed."""
     for name, value in (("wandb", wandb), ("mlflow", mlflow)):
         if value and find_spec(name) is None:
-            raise UserError(f"{name}={value}: needs pip install 'treeprop_ray[{name}]'")
+            raise UserError(f"{name}={value}: needs `pip install {name}`")
 
 
 class Csv(Callback):
@@ -172,25 +180,38 @@ class MlFlow(Callback):
             known = self.client.get_experiment_by_name(name)
             experiment = known.experiment_id if known else self.client.create_experiment(name)
             self.id = self.client.create_run(experiment, run_name=run.title).info.run_id
-            for key, value in plain(run.settings).items():
-                self.client.log_param(self.id, key, value)
+            params = [mlflow.entities.Param(k, str(v)) for k, v in plain(run.settings).items()]
+            for some in batched(params, 100):  # as many as it takes at once
+                self.client.log_batch(self.id, params=some)
         except Exception as e:
             raise UserError(f"mlflow={hidden(self.uri)}: {hidden(first_line(e))}") from e
 
     def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
         """Every figure under its name."""
-        for key, value in numbers(row).items():
-            self.client.log_metric(self.id, key, value, step=row["step"])
+        self._log(numbers(row), row["step"])
 
     def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
         """The final scores."""
-        for key, value in final(summary).items():
-            self.client.log_metric(self.id, key, value)
+        self._log(final(summary), 0)
+
+    def _log(self, figures: Mapping[str, float], step: int) -> None:
+        """In as few requests as there may be: each is a transaction of the tracker's."""
+        import mlflow
+
+        now = int(1000 * time.time())
+        metrics = [mlflow.entities.Metric(k, float(v), now, step) for k, v in figures.items()]
+        for some in batched(metrics, 1000):
+            self.client.log_batch(self.id, metrics=some)
 
     def on_close(self, run: Trainer) -> None:
         """End the run there."""
         if self.id:
             self.client.set_terminated(self.id, "FINISHED" if run.ended else "FAILED")
+
+
+def batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Runs of at most so many."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:

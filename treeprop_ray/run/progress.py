@@ -8,9 +8,35 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
 
 from treeprop_ray.errors import Terminated
+
+WIDE, WIDER = 100, 120  # columns of a terminal that has room for the name, and for steps too
+
+
+class Pace(ProgressColumn):
+    """Samples per second and the time left."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.samples = samples  # of a step
+
+    def render(self, task: Task) -> Text:
+        """Nothing before a speed is known."""
+        if not (speed := task.finished_speed or task.speed):
+            return Text("")
+        rate = f"{speed * self.samples:,.0f} samples/s"
+        left = f"  {clock(task.remaining / speed)} left" if task.remaining else ""
+        return Text(f"{rate}{left}")
+
+
+def clock(seconds: float) -> str:
+    """0:42, 12:05, 3:12:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Bar:
@@ -21,22 +47,36 @@ class Bar:
     the step under way comes to its end; a second one is not waited for.
     """
 
-    def __init__(self, title: str, total: int, done: int = 0) -> None:
-        self.console = Console()
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        done: int = 0,
+        samples: int = 1,
+        epochs: tuple[int, int] = (1, 1),
+        console: Console | None = None,
+    ) -> None:
+        """`samples` of a step; `epochs`: steps of one, and their number."""
+        self.console = console or Console()
+        self.epochs = epochs
         self._interrupted = False
         self._handlers: dict[signal.Signals, Any] = {}
         self.terminated = False  # by SIGTERM
         self._progress: Progress | None = None
         if self.console.is_terminal and not self.console.is_jupyter:  # a notebook keeps lines
-            self._progress = Progress(
-                TextColumn(title),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[status]}"),
-                console=self.console,
+            width = self.console.width
+            columns: list[ProgressColumn] = [
+                *([TextColumn("{task.description}", markup=False)] if width >= WIDE else []),
+                TextColumn("{task.fields[epoch]}"),
+                BarColumn(20 if width >= WIDER else 8 if width >= WIDE else 6),
+                *([MofNCompleteColumn()] if width >= WIDER else []),
+                Pace(samples),
+                TextColumn("{task.fields[status]}", markup=False),
+            ]
+            self._progress = Progress(*columns, console=self.console)
+            self._task = self._progress.add_task(
+                title, total=total, completed=done, status="", epoch=self._epoch(done)
             )
-            self._task = self._progress.add_task(title, total=total, completed=done, status="")
 
     def __enter__(self) -> Bar:
         if threading.current_thread() is threading.main_thread():
@@ -68,16 +108,24 @@ class Bar:
             raise Terminated
         self.terminated = True
 
+    def _epoch(self, done: int) -> str:
+        """The epoch that is under way."""
+        steps, epochs = self.epochs
+        return f"epoch {min(done // steps + 1, epochs)}/{epochs}"
+
     def advance(self) -> None:
         """One step done."""
         if self._interrupted:
             raise KeyboardInterrupt
         if self._progress:
-            self._progress.update(self._task, advance=1)
+            task = self._progress.tasks[0]
+            epoch = self._epoch(int(task.completed) + 1)
+            self._progress.update(self._task, advance=1, epoch=epoch)
 
     def line(self, text: str, short: str) -> None:
-        """How it stands: `short` behind the bar, or the whole text as a line of its own."""
+        """How it stands: a line that stays, and `short` beside the bar."""
         if self._progress:
             self._progress.update(self._task, status=short)
+            self._progress.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, flush=True)

@@ -22,12 +22,13 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 from torch import distributed
 
+from treeprop_ray.core import devices
 from treeprop_ray.engine import runtime
 from treeprop_ray.errors import TrainingError, UserError
 from treeprop_ray.run.callbacks import Callback, Scores
 from treeprop_ray.run.folder import read_summary
 from treeprop_ray.run.trainer import Trainer
-from treeprop_ray.schedule.placement import resources
+from treeprop_ray.schedule.cluster import resources
 
 
 class Report(Callback):
@@ -66,7 +67,7 @@ def train_in_workers(trainer: Trainer, callbacks: Sequence[Callback]) -> dict[st
                 "cwd": os.getcwd(),
                 "callbacks": list(callbacks),
             },
-            torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+            torch_config=TorchConfig(backend=devices.gpus.backend if gpus else "gloo"),
             scaling_config=ScalingConfig(
                 num_workers=workers,
                 use_gpu=gpus > 0,

@@ -53,6 +53,7 @@ class Trainer:
         self.title = folder.name if folder else "fit"
         self.outline = job.method.outline(job.settings, job.tree)
         self.total_steps, self.per_epoch = job.total_steps, job.per_epoch
+        self.epochs = -(-self.total_steps // self.per_epoch)  # as far as steps= lets it go
         self.start = self.done = self.epoch = 0
         self.ahead: dict[str, Any] = {"accuracy": -1.0, "epoch": 0}  # best validation, for patience
         self.stopped = ""  # why the run ends before its last step
@@ -106,14 +107,16 @@ class Trainer:
         point = self._newest()
         if self.settings.init_from and point is None:
             self.job, self.initial = started(self.job)
-        self.engine = build(self.job)
+        self.saved = point.path if point else ""
+        self.engine = build(self.job, self._way_on if self.folder and self.writes else None)
         try:
             self._open(point)
-            if self.folder and self.writes:
-                self.engine.watch(self._way_on)
+            self.engine.hear(partial(self.callbacks.on_notice, self))
             self.callbacks.on_start(self)
             self._began = time.perf_counter()
-            with Bar(self.title, self.total_steps, self.start) as self.bar:
+            epochs = (self.per_epoch, self.epochs)
+            samples = self.settings.step_samples
+            with Bar(self.title, self.total_steps, self.start, samples, epochs) as self.bar:
                 for step in range(self.start, self.total_steps):
                     if self.stopped:
                         break
@@ -237,9 +240,12 @@ class Trainer:
         self._wait({})
         self.initial = point.meta.get("initial", {})
         self.tests = point.meta.get("tests", [])
-        self.saved, self.wall = point.path, point.meta["wall_seconds"]
+        self.wall = point.meta["wall_seconds"]
         self._take_up(point)
-        print(f"continuing from {point.path} (step {self.start} of {self.total_steps})", flush=True)
+        stands = f"step {self.start} of {self.total_steps}"
+        if self.start > self.total_steps:
+            stands = f"step {self.start}, past the {self.total_steps} steps asked for: only scored"
+        print(f"continuing from {point.path} ({stands})", flush=True)
 
     def _take_up(self, point: Checkpoint) -> None:
         """Every actor reads its own parts, if all of them see the checkpoint."""
@@ -263,13 +269,15 @@ class Trainer:
         return scores
 
     def _show(self, scores: Scores) -> None:
-        loss = f"loss {self.log.loss:.4f}"
-        shown = {name: self.outline.show(score).strip() for name, score in scores.items()}
-        brief = "  ".join(f"{name} {text}" for name, text in shown.items())
-        line = f"epoch {self.epoch}/{self.settings.epochs}  {loss}"
-        short = f"loss {self.log.loss:.3f}"
+        """A line for the epoch; beside the bar the deployed chain and the longest short path."""
+        show, short = self.outline.show, f"loss {self.log.loss:.3f}"
+        now = -(-self.done // self.per_epoch)
+        line = f"epoch {now}/{self.epochs}  loss {self.log.loss:.4f}"
         if scores:
-            line, short = f"{line}  val {brief}", f"{short}  val {'/'.join(shown.values())}"
+            texts = [f"{name} {show(score).strip()}" for name, score in scores.items()]
+            line = f"{line}  val {'  '.join(texts)}"
+            names = ["full", *[name for name in scores if name != "full"][-1:]]
+            short = "val " + " · ".join(f"{n} {show(scores[n], digits=1).strip()}" for n in names)
         self.bar.line(line, short)
 
     def _test(self, done: int, scores: Scores, saves: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treeprop_ray.schedule.ops import Call, Op, Row, Wave, interleave, make_calls
+from treeprop_ray.schedule.ops import Call, Op, Row, Wave, alike, interleave, make_calls
 
 
 def one_chain_step(
@@ -14,7 +14,7 @@ def one_chain_step(
     the last stage; that one has the head and goes forward and backward in one call.
     """
 
-    def piece_waves(m: int) -> list[Wave]:
+    def first_piece() -> list[Wave]:
         last = stages - 1
         waves: list[Row] = []
         for k in range(stages):
@@ -30,6 +30,6 @@ def one_chain_step(
             waves.append((2 * last - k, "backward", k, {k: ops}))
         if stem_trains:
             waves[-1][3][0].append(Op("close", 0, ("a0",)))
-        return make_calls(waves, m)
+        return make_calls(waves, 0)
 
-    return interleave([piece_waves(m) for m in range(pieces)], stride=1)
+    return interleave(alike(first_piece(), pieces), stride=1)

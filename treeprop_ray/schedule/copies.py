@@ -27,7 +27,7 @@ class Copy:
 
     index: int = 0
     of: int = 1
-    exact: bool = True  # sums are in the order of one process
+    exact: bool = True  # sums are in the order of one process; else by an all-reduce
     shards: bool = False  # it updates its share of the parameters, and gets the others
 
     def places(self, total: int) -> range:

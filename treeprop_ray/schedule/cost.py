@@ -2,17 +2,20 @@
 
 A forward of a layer (or the head) to the batch is 1, a backward is 1; sending is free. The critical
 path is that of the real calls with an actor for every node: a call starts when its actor is free
-and its inputs are there. `benchmarks/cost_model.py` prices the same calls in seconds.
+and its inputs are there. `pricing.py` prices the same calls in seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
+from treeprop_ray.schedule.coarse import coarse_calls
 from treeprop_ray.schedule.ops import Call, Layout, Op
+from treeprop_ray.schedule.sweeps import sweep_calls, units_of
 from treeprop_ray.schedule.tree import one_step
 
 
@@ -26,12 +29,14 @@ class Cost:
     trained: int
     fullest: int
 
-    def mixed(self, other: Cost, share: float) -> Cost:
-        """The mean step of a run that has a share of its steps from another program, which works
-        on layers that are there already."""
+    def mixed(self, others: Sequence[tuple[float, Cost]]) -> Cost:
+        """The mean step of a run that has shares of its steps from other programs, which work on
+        layers that are there already."""
+        mine = 1 - sum(share for share, _ in others)
+        shares = [(mine, self), *others]
         work, path = (
-            (1 - share) * mine + share * theirs
-            for mine, theirs in ((self.work, other.work), (self.path, other.path))
+            sum(share * figure(cost) for share, cost in shares)
+            for figure in (attrgetter("work"), attrgetter("path"))
         )
         return Cost(work, path, self.trained, self.fullest)
 
@@ -61,13 +66,33 @@ def chain_cost(tree: Tree, path: Sequence[int] | None = None) -> Cost:
     return Cost(2 * layers, 2 * layers, layers, layers)
 
 
-def tree_cost(tree: Tree, rule: Rule) -> Cost:
-    """A step of the tree with an actor for every node."""
-    calls = one_step(tree, rule, Layout({n: n for n in tree.nodes}), True)
+def sweep_cost(tree: Tree, rule: Rule, sweeps: int) -> Cost:
+    """A step of the chain by sweeps, with an actor for every node."""
+    calls = sweep_calls(tree, rule, Layout({n: n for n in tree.nodes}), True, 1, sweeps)
+    layers = {unit.edges[-1][1]: sum(map(tree.layers, unit.edges)) for unit in units_of(tree)}
+
+    def cost(call: Call) -> float:
+        swept = sum(layers[op.n] for op in call.ops if op.n in layers and op.verb != "open")
+        return swept + 2 * sum(op.verb == "reach" for op in call.ops)
+
+    held = sum(layers.values()) + 1
+    return Cost(sum(map(cost, calls)), span(calls, cost), held, max(layers.values()))
+
+
+def tree_cost(tree: Tree, rule: Rule, level: int = 0) -> Cost:
+    """A step of the tree with an actor for every node; `level`: without the levels from there on
+    (schedule/coarse.py)."""
+    layout = Layout({n: n for n in tree.nodes})
+    if level:
+        calls = coarse_calls(tree, rule, layout, True, 1, level)
+    else:
+        calls = one_step(tree, rule, layout, True)
 
     def price(op: Op) -> int:
         if op.verb in ("head", "hint"):
             return 2
+        if op.verb in ("ahead", "back"):
+            return tree.layers((op.n - 1, op.n))
         if op.verb not in ("lift", "answer", "predict", "backward"):
             return 0
         node = tree.nodes[op.n]

@@ -8,7 +8,7 @@ follow each other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from treeprop_ray.core.tree import Tree
 
@@ -113,6 +113,15 @@ def make_calls(waves: list[Row], piece: int, one_machine: bool = False) -> list[
             calls.append(Call(phase, level, host, piece, tuple(ops), tuple(inputs), packets, last))
         out.append((clock, calls))
     return out
+
+
+def alike(first: list[Wave], pieces: int) -> list[list[Wave]]:
+    """The waves of all pieces, which do what the first one does."""
+    rest = [
+        [(clock, [replace(call, piece=m) for call in calls]) for clock, calls in first]
+        for m in range(1, pieces)
+    ]
+    return [first, *rest]
 
 
 def interleave(pieces: list[list[Wave]], stride: int) -> list[Call]:

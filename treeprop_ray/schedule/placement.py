@@ -10,6 +10,7 @@ That is N / 2 lines for N - 1 nodes; `packed` deals the lines out to H actors.
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,36 +18,11 @@ from typing import TYPE_CHECKING
 
 from treeprop_ray.core.tree import Node, Tree
 from treeprop_ray.errors import UserError
+from treeprop_ray.schedule.cluster import Cluster, Seat, resources
 from treeprop_ray.schedule.ops import Layout
 
 if TYPE_CHECKING:
     from treeprop_ray.config import Settings
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What the cluster has: the CPUs and GPUs of each Ray node."""
-
-    nodes: tuple[tuple[float, float], ...]  # (cpus, gpus)
-
-    @property
-    def cpus(self) -> float:
-        """All CPUs."""
-        return sum(cpus for cpus, _ in self.nodes)
-
-    @property
-    def gpus(self) -> float:
-        """All GPUs."""
-        return sum(gpus for _, gpus in self.nodes)
-
-    @property
-    def devices(self) -> int:
-        """GPUs, or CPU cores when there are no GPUs."""
-        return int(self.gpus or self.cpus)
-
-    def __str__(self) -> str:
-        each = ", ".join(f"{c:g} CPU + {g:g} GPU" for c, g in self.nodes)
-        return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs ({each})"
 
 
 @dataclass(frozen=True)
@@ -60,6 +36,7 @@ class Plan:
     strategy: str = "PACK"
     device: str = "cpu"  # inside each actor; Ray shows an actor only its own GPU
     copies: int = 1  # of all these hosts; those of copy k follow those of copy k - 1
+    seats: tuple[Seat, ...] = ()  # of all actors, where devices have several speeds
 
     @property
     def actors(self) -> list[str]:
@@ -71,8 +48,20 @@ class Plan:
     @property
     def bundles(self) -> list[dict[str, float]]:
         """One bundle of a placement group for each actor."""
-        each = {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
-        return [dict(each) for _ in self.actors]
+        kinds = [seat.gpu for seat in self.seats] or [True] * len(self.actors)
+        gpu = {"GPU": self.gpus} if self.gpus else {}
+        return [{"CPU": self.cpus, **(gpu if kind else {})} for kind in kinds]
+
+    @property
+    def selectors(self) -> list[dict[str, str]]:
+        """The node of each bundle, in Ray's words; empty where Ray may choose."""
+        return [{"ray.io/node-id": seat.id} for seat in self.seats if seat.id]
+
+    def seen_by(self, actor: int) -> Plan:
+        """The plan as an actor sees it: with the device that it has."""
+        if not self.seats or self.device == "cpu":
+            return self
+        return replace(self, device="cuda" if self.seats[actor].gpu else "cpu")
 
     def host(self, index: int, turn: int) -> int:
         """A host of the copy whose turn it is: work that any copy can do goes round."""
@@ -96,13 +85,13 @@ def lines(tree: Tree) -> list[list[Node]]:
     return found
 
 
-def pack(tree: Tree, hosts: int) -> Layout:
+def pack(tree: Tree, hosts: int, speeds: Sequence[float] = ()) -> Layout:
     """Deal the lines out to `hosts` actors so that the levels' slowest actors are fast.
 
     A node costs the layers of its two blocks, a spine node those of its left one (the other is the
     head). Longest lines first, to the actor where the sum over levels of the busiest actor grows
     least. Among equals a line joins its parent: a subtree that stays together sends adjoints of its
-    top alone.
+    top alone. On devices of several `speeds` (actor by actor) a node takes its cost over the speed.
     """
     load = [[0.0] * (tree.depth + 1) for _ in range(hosts)]
     busiest = [0.0] * (tree.depth + 1)  # of all actors, by level
@@ -110,18 +99,18 @@ def pack(tree: Tree, hosts: int) -> Layout:
 
     def put(line: Sequence[Node], host: int) -> None:
         for node in line:
-            load[host][node.level] += cost(node)
+            load[host][node.level] += cost(node, host)
             host_of[node.n] = host
         busiest[:] = map(max, busiest, load[host])
 
-    def cost(node: Node) -> float:
+    def cost(node: Node, host: int) -> float:
         right = 0 if tree.is_spine(node) else tree.layers(node.right)
-        return float(tree.layers(node.left) + right)
+        return (tree.layers(node.left) + right) / (speeds[host] if speeds else 1.0)
 
     def span_with(line: Sequence[Node], host: int) -> tuple[float, float]:
         grown = list(load[host])
         for node in line:
-            grown[node.level] += cost(node)
+            grown[node.level] += cost(node, host)
         return sum(map(max, busiest, grown)), sum(load[host])
 
     def shape(line: Sequence[Node]) -> tuple[int, int]:
@@ -166,12 +155,25 @@ def plan_tree(
         layout = Layout({n: n for n in tree.nodes})
         names = ("boundary", *(f"node-{n}" for n in tree.nodes))
     else:
-        layout = pack(tree, actors)
+        seats = seated(settings, cluster, actors)
+        hosts = seats[settings.replicas - 1 :: settings.replicas]  # twins are neighbours in speed
+        layout = pack(tree, actors, [seat.speed for seat in hosts])
         names = tuple(f"host-{h}" for h in range(actors))
     heads = copies_for(settings.head_copies, asking, len(names))
     names += tuple(f"head-{k + 1}" for k in range(settings.head_copies))
     layout = replace(layout, one_machine=len(cluster.nodes) == 1, heads=heads)
     return fitted(settings, layout, [f"{run}/{name}" for name in names], cluster)
+
+
+def seated(settings: Settings, cluster: Cluster, hosts: int) -> list[Seat]:
+    """The devices of all copies of some hosts, the fastest first; a host's twins follow each other.
+    None where all devices are alike, or shared, or where the settings say where actors go."""
+    seats, count = cluster.seats, hosts * settings.replicas
+    alike = len({seat.speed for seat in seats}) < 2 or len(seats) < count
+    chosen = settings.strategy != "PACK" or settings.gpus_per_actor >= 0 or settings.head_copies
+    if alike or chosen or (settings.device == "cpu" and cluster.gpus):
+        return []
+    return seats[:count]
 
 
 def copies_for(copies: int, asking: Sequence[int], first: int) -> dict[int, int]:
@@ -205,30 +207,22 @@ def fitted(settings: Settings, layout: Layout, names: Sequence[str], cluster: Cl
     copies = settings.replicas
     cpus, gpus = resources(settings, len(names) * copies, cluster)
     device = "cuda" if gpus > 0 and settings.device != "cpu" else "cpu"
-    plan = Plan(layout, tuple(names), cpus, gpus, settings.strategy, device, copies)
-    check_fits(plan, cluster)
+    seats = seated(settings, cluster, len(names))
+    if seats:  # by copy, then by host
+        seats = [seats[h * copies + k] for k in range(copies) for h in range(len(names))]
+        cpus = settings.cpus_per_actor or seat_cpus(seats, cluster)
+        gpus = float(any(seat.gpu for seat in seats))
+        device = "cuda" if gpus else "cpu"
+    plan = Plan(layout, tuple(names), cpus, gpus, settings.strategy, device, copies, tuple(seats))
+    if not seats:
+        check_fits(plan, cluster)
     return plan
 
 
-def resources(settings: Settings, actors: int, cluster: Cluster) -> tuple[float, float]:
-    """CPUs and GPUs of one actor; what is not set is an equal share, at most one of each."""
-    cpus, gpus = settings.cpus_per_actor, settings.gpus_per_actor
-    if settings.device == "cuda" and cluster.gpus == 0:
-        raise UserError(f"device=cuda: the cluster has {cluster}; use device=cpu or auto")
-    if gpus < 0:
-        use_gpu = cluster.gpus > 0 and settings.device != "cpu"
-        gpus = share([g for _, g in cluster.nodes], actors) if use_gpu else 0.0
-    if cpus == 0:
-        cpus = share([c for c, _ in cluster.nodes], actors)
-    return cpus, gpus
-
-
-def share(have: Sequence[float], actors: int) -> float:
-    """The largest of 1, 1/2, 1/3, … that lets all actors fit; an actor lives on one Ray node."""
-    for parts in range(1, actors + 1):
-        if sum(int(h) * parts for h in have) >= actors:
-            return 1.0 if parts == 1 else int(10000 / parts) / 10000  # Ray counts in 1/10000
-    return 1.0
+def seat_cpus(seats: Sequence[Seat], cluster: Cluster) -> float:
+    """CPUs of each actor: what every machine has for those that sit there, at most one."""
+    taken = collections.Counter(seat.node for seat in seats)
+    return min(1.0, *(cluster.nodes[node][0] / count for node, count in taken.items()))
 
 
 def check_fits(made: Plan, cluster: Cluster) -> None:
@@ -259,8 +253,14 @@ def check_fits(made: Plan, cluster: Cluster) -> None:
         raise UserError(f"strategy=STRICT_PACK: no Ray node has room for {wants}; have {cluster}")
 
 
-def stages(tree: Tree, count: int) -> list[list[tuple[int, int]]]:
-    """The chain's blocks, the head among them, cut into `count` runs."""
+def stages(tree: Tree, count: int, speeds: Sequence[float] = ()) -> list[list[tuple[int, int]]]:
+    """The chain's blocks, the head among them, cut into `count` runs: of equal length, or as long
+    as the `speeds` of their devices want, at least one block each."""
     blocks = tree.path_edges(tree.chain)
     bounds = [len(blocks) * k // count for k in range(count + 1)]
+    if len(set(speeds)) > 1:
+        whole, ends = sum(speeds[:count]), itertools.accumulate(speeds[:count])
+        wanted = [0, *(round(len(blocks) * end / whole) for end in ends)]
+        for k in range(1, count):
+            bounds[k] = min(max(wanted[k], bounds[k - 1] + 1), len(blocks) - count + k)
     return [blocks[bounds[k] : bounds[k + 1]] for k in range(count)]

@@ -33,7 +33,7 @@ def path_calls(
     tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int, path: Sequence[int]
 ) -> list[Call]:
     """Backpropagation along a path, as a training step."""
-    waves = [chain_waves(tree, rule, layout, stem_trains, m, path) for m in range(pieces)]
+    waves = [chain_waves(tree, rule, layout, stem_trains, m, pieces, path) for m in range(pieces)]
     return interleave(waves, stride=1)
 
 
@@ -58,7 +58,13 @@ def edge_of(op: Op) -> Edge:
 
 
 def chain_waves(
-    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, piece: int, path: Sequence[int]
+    tree: Tree,
+    rule: Rule,
+    layout: Layout,
+    stem_trains: bool,
+    piece: int,
+    pieces: int,
+    path: Sequence[int],
 ) -> list[Wave]:
     """Consecutive blocks of one host share a call."""
     N, boundary, top = tree.N, layout.boundary, path[-2]
@@ -75,9 +81,12 @@ def chain_waves(
     for host, run in reversed(runs):
         ops = [Op("back", r, (f"a{r}",), (f"a{l}",)) for l, r in reversed(run)]
         waves.append(("backward", host, ops))
-    if stem_trains:
-        waves.append(("stem_backward", boundary, [Op("close", 0, ("a0",))]))
     rows: list[Rows] = [(t, phase, 0, {h: ops}) for t, (phase, h, ops) in enumerate(waves)]
+    if stem_trains:
+        # not before the head of the last piece: where both have a weight in common (tied), the
+        # order of its sums must not depend on how many runs the path is cut into
+        clock = max(len(waves), len(runs) + 1 + pieces)
+        rows.append((clock, "stem_backward", 0, {boundary: [Op("close", 0, ("a0",))]}))
     return make_calls(rows, piece, layout.one_machine)
 
 

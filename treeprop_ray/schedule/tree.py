@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Node, Tree
 from treeprop_ray.schedule.gather import gather
-from treeprop_ray.schedule.ops import Call, Layout, Op, Row, Wave, interleave, make_calls
+from treeprop_ray.schedule.ops import Call, Layout, Op, Row, Wave, alike, interleave, make_calls
 
 
 @dataclass(frozen=True)
@@ -268,5 +268,9 @@ def one_step(
 ) -> list[Call]:
     """The calls of a TreeProp step. A piece enters one level behind the one before it, so at most
     2D pieces are ever between their forward and their backward."""
-    waves = [one_piece(tree, rule, layout, stem_trains, m, gathered) for m in range(pieces)]
-    return interleave(waves, stride=3)
+    first = one_piece(tree, rule, layout, stem_trains, 0, gathered)
+    if not layout.heads:
+        return interleave(alike(first, pieces), stride=3)
+    # with copies of the head its weights travel with the first piece only
+    rest = [one_piece(tree, rule, layout, stem_trains, m, gathered) for m in range(1, pieces)]
+    return interleave([first, *rest], stride=3)

@@ -7,17 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from treeprop_ray.reporting.plot import plt, save
+from treeprop_ray.reporting.plot import label_points, plt, save
+from treeprop_ray.sweep.plan import FINISHED
+from treeprop_ray.sweep.ranking import ranking, validation_metric
 from treeprop_ray.sweep.space import VALUE, Figure, show
-from treeprop_ray.sweep.table import EPOCHS, Section
+from treeprop_ray.sweep.table import Section
+from treeprop_ray.sweep.wording import EPOCHS, metric_text
 
 
 def draw(sections: Sequence[Section], target: Path) -> bool:
     """Write the PNG; False when there is nothing to draw."""
     wanted = sections[0].space.figure
+    if any(section.is_search for section in sections):
+        wanted = Figure("panels")
     shown = [s for s in sections if any(r["status"] == "finished" for r in s.rows)]
     if wanted is None or not shown:
         return False
+    if wanted.kind == "panels":
+        return _panels(shown, target)
     fig, axes = plt.subplots(1, len(shown), figsize=(6.0 * len(shown), 4.2), squeeze=False)
     kinds = {"heatmap": _heatmap, "curve": _curve, "bars": _bars, "scatter": _scatter}
     for ax, section in zip(axes[0], shown, strict=True):
@@ -26,6 +33,44 @@ def draw(sections: Sequence[Section], target: Path) -> bool:
         ax.set_title(f"{section.sweep.base}, {epochs} epochs")
     save(fig, target, metadata={"Software": None})
     return True
+
+
+def _panels(sections: Sequence[Section], target: Path) -> bool:
+    """A row for each group of runs, a panel for each axis: the validation score over its values."""
+    axes = sections[0].space.axes
+    fig, rows = plt.subplots(
+        len(sections), len(axes), figsize=(3.2 * len(axes) + 0.8, 3.4 * len(sections)),
+        squeeze=False, sharey="row",
+    )  # fmt: skip
+    for row, section in zip(rows, sections, strict=True):
+        for ax, axis in zip(row, axes, strict=True):
+            _panel(ax, section, axis)
+        row[0].set_ylabel(metric_text(validation_metric(section.space)))
+    save(fig, target, metadata={"Software": None})
+    return True
+
+
+def _panel(ax: Any, section: Section, axis: str) -> None:
+    """Every setting by one axis: filled if it trained to the end, hollow if it was stopped."""
+    scored = [one for one in ranking(section) if one.score is not None]
+    factor = 100 if section.space.metric.endswith("/accuracy") else 1
+    values = [one.point[axis] for one in scored]
+    is_number = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    names = list(dict.fromkeys(map(show, values)))
+    places = values if is_number else [names.index(show(v)) for v in values]
+    ys = [factor * one.score for one in scored if one.score is not None]
+    finished = [one.state == FINISHED for one in scored]
+    for done, face in ((True, "C0"), (False, "none")):
+        at = [(x, y) for x, y, f in zip(places, ys, finished, strict=True) if f is done]
+        if at:
+            ax.scatter(*zip(*at, strict=True), facecolors=face, edgecolors="C0", s=22)
+    ax.scatter(places[:1], ys[:1], marker="*", color="C3", s=110, zorder=3)  # the best
+    if not is_number:
+        ax.set_xticks(range(len(names)), names)
+    elif min(values) > 0 and max(values) / min(values) > 20:
+        ax.set_xscale("log")
+    ax.set(xlabel=section.space.label(axis))
+    ax.grid(alpha=0.3)
 
 
 def _points(section: Section, wanted: Figure) -> dict[tuple[Any, tuple[Any, ...]], list[float]]:
@@ -115,6 +160,7 @@ def _scatter(ax: Any, section: Section, wanted: Figure) -> None:
     """Every setting by two metrics; its name holds the axes in which the settings differ."""
     points = [point for point, _ in section.expected]
     varied = [k for k in section.space.axes if len({show(p[k]) for p in points}) > 1]
+    texts = []
     for point in points:
         x, y = (section.values(point, metric) for metric in (wanted.x, wanted.y))
         if not x or not y:
@@ -122,9 +168,10 @@ def _scatter(ax: Any, section: Section, wanted: Figure) -> None:
         at = (_mean(x), _mean(y))
         ax.errorbar(*at, yerr=_spread(y), marker="o", capsize=3)
         text = _text(section, varied, [point[k] for k in varied])
-        ax.annotate(text, at, xytext=(4, 4), textcoords="offset points", fontsize=6)
+        texts.append((at, text))
     ax.set(xlabel=_metric(section, wanted.x), ylabel=_metric(section, wanted.y))
     ax.grid(alpha=0.3)
+    label_points(ax, texts, fontsize=6)
 
 
 def _metric(section: Section, metric: str) -> str:

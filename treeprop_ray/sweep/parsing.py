@@ -13,7 +13,11 @@ from treeprop_ray.config import Settings, read_yaml, spaces, walk
 from treeprop_ray.errors import UserError
 from treeprop_ray.sweep.space import (
     FIGURES,
+    KINDS,
+    LOWER,
+    OTHERS,
     RANGES,
+    SPLITS,
     VALUE,
     Axis,
     Base,
@@ -59,7 +63,9 @@ def parse(name: str, source: str, loaded: Mapping[Any, Any]) -> Space:
         str(base): _base(source, f"bases.{base}", parts or {}, list(grids[0]))
         for base, parts in (loaded.get("bases") or {}).items()
     }
-    metric, mode = loaded.get("metric", "test/full/accuracy"), loaded.get("mode", "max")
+    metric = str(loaded.get("metric", "test/full/accuracy"))
+    check_metric(source, "metric", metric)
+    mode = loaded.get("mode", "min" if metric.rpartition("/")[2] in LOWER else "max")
     if mode not in ("max", "min"):
         raise bad(f"mode={mode}: one of max, min")
     seeds = check_seeds(f"{source}: seeds", loaded.get("seeds", [1]))
@@ -135,9 +141,23 @@ def check_seeds(what: str, given: Any) -> list[int]:
     return list(values)
 
 
+def check_metric(source: str, key: str, metric: str) -> None:
+    """Raise UserError for what is no figure of a run."""
+    split, _, rest = metric.partition("/")
+    kind = rest.rpartition("/")[2]
+    if metric in OTHERS or (metric.count("/") == 2 and split in SPLITS and kind in KINDS):
+        return
+    raise UserError(
+        f"{source}: {key}={metric}: must be <{'|'.join(SPLITS)}>/<path>/<{'|'.join(KINDS)}>, or "
+        f"one of {', '.join(OTHERS)}"
+    )
+
+
 def _table(source: str, given: Mapping[str, Any], axes: Sequence[str], metric: str) -> Table:
     _only(source, "table.", given, {"rows", "columns", "values"})
     values = given.get("values") or {metric: metric}
+    for label, shown in values.items():
+        check_metric(source, f"table.values.{label}", str(shown))
     rows = list(given.get("rows") or axes)
     columns = list(given.get("columns") or ())
     if VALUE not in (*rows, *columns):
@@ -160,6 +180,10 @@ def _figure(source: str, given: Mapping[str, Any], axes: Sequence[str]) -> Figur
     if made.kind == "scatter":
         if not made.x or not made.y or made.series:
             raise UserError(f"{source}: figure: a scatter has two metrics, x and y, and no series")
+        return made
+    if made.kind == "panels":
+        if made.x or made.y or made.series:
+            raise UserError(f"{source}: figure: panels are for all axes; no x, y or series")
         return made
     used = {made.x, made.y, *made.series} - {"", VALUE}
     if used != set(axes):

@@ -22,7 +22,7 @@ from treeprop_ray.errors import UserError, warn
 from treeprop_ray.run import files
 from treeprop_ray.run.folder import read_summary
 from treeprop_ray.sweep.parsing import check_axis, check_seeds, load_space
-from treeprop_ray.sweep.space import Axis, Base, Case, Point, Space, grid_points, show
+from treeprop_ray.sweep.space import Axis, Base, Case, Point, Space, grid_points, short, show
 
 # of train, but not for a sweep: what to use instead
 TAKEN = {
@@ -35,6 +35,7 @@ COUNTED = (
     "final", "epochs", "wall_seconds", "commit", "date", "hardware", "versions",
     "parameters_deployed",
 )  # fmt: skip # of a summary: what a row needs
+SCORES = "scores.json"  # of a member of a population: its validation scores by epoch
 FINISHED, STOPPED, FAILED, PART, NEW = "finished", "stopped", "failed", "part done", "new"
 
 
@@ -61,7 +62,7 @@ class Trial:
     @property
     def text(self) -> str:
         """The setting in a few words."""
-        return " ".join([*(f"{k}={show(v)}" for k, v in self.point.items()), f"seed={self.seed}"])
+        return " ".join([*(f"{k}={short(v)}" for k, v in self.point.items()), f"seed={self.seed}"])
 
     def state(self) -> str:
         """finished, stopped (by a scheduler), failed, part done or new."""
@@ -69,7 +70,9 @@ class Trial:
         if summary and (self.folder / "config.yaml").is_file():
             stored = config.load_file(self.folder / "config.yaml")
             whole = stored.epochs == self.settings.epochs and stored.steps == self.settings.steps
-            if whole and not config.differences(stored, self.settings):
+            changed = {change.key for change in config.changes(stored, self.settings)}
+            moved = set(self.point) if (self.folder / SCORES).is_file() else set()
+            if whole and changed <= moved:
                 return FINISHED
         if (self.folder / "stopped.json").is_file():
             return STOPPED
@@ -87,10 +90,11 @@ class Sweep:
     layer: Mapping[str, Any]  # what the base experiment's file says
     words: Mapping[str, str]  # settings of the sweep for this base, then the user's
     seeds: Sequence[int]
-    storage: str
+    storage: str  # absolute: workers may have another working folder
     command: str = ""
     points: Sequence[Point] | None = None  # None: the grid; else drawn (optuna: none beforehand)
     cases: Sequence[Case] = ()  # settings of some points; without what the user gave for all
+    population: bool = False  # trials take over from each other (scheduler=pbt)
 
     @property
     def name(self) -> str:
@@ -108,7 +112,7 @@ class Sweep:
     @property
     def folder(self) -> Path:
         """Holds the run folders."""
-        return Path(self.storage).absolute() / self.name
+        return Path(self.storage) / self.name
 
     @property
     def epochs(self) -> int:
@@ -142,9 +146,10 @@ class Sweep:
             text = " ".join(f"{k}={show(v)}" for k, v in point.items())
             raise UserError(f"sweep={self.space.name} base={self.base}, {text}: {e}") from e
         settings.experiment = self.base
-        short = [f"{k.rpartition('.')[2]}_{show(v)}" for k, v in point.items()]
+        brief = [f"{k.rpartition('.')[2]}_{show(v)}" for k, v in point.items()]
         protocol = digest(settings, leave_out={*point, "seed"}, beside=self.case_text)
-        settings.name = "-".join([*short, f"s{seed}", digest(settings)]).replace("/", "_")
+        kind = ["pbt"] if self.population else []
+        settings.name = "-".join([*brief, f"s{seed}", digest(settings), *kind]).replace("/", "_")
         settings.out = str(self.folder)
         command = shlex.join(
             ["python", "-m", "treeprop_ray.train", f"experiment={self.base}", *words]
@@ -161,7 +166,8 @@ class Sweep:
         """The cases, and what holds where none of them does; empty without cases."""
         base = OmegaConf.create(dict(self.layer))
         usual = {k: self.words.get(k, show(OmegaConf.select(base, k))) for k in self.case_keys}
-        return {**usual, **{str(c.where): str(c.settings) for c in self.cases}}
+        kind = {"scheduler": "pbt"} if self.population else {}
+        return {**usual, **{str(c.where): str(c.settings) for c in self.cases}, **kind}
 
     def all_points(self) -> list[Point]:
         """All settings that are known beforehand; an open-ended search knows none."""
@@ -219,6 +225,7 @@ def resolve(
     given = {word.partition("=")[0] for word in overrides}
     chosen = list(space.seeds) if seeds is None else check_seeds("seeds", seeds)
     space = replace(space, grids=grids, written=own)
+    storage = str(Path(storage).absolute())
     return Sweep(space, base, file, words, chosen, storage, command, cases=_left(suit.cases, given))
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from treeprop_ray import methods
 from treeprop_ray.config import Settings
 from treeprop_ray.errors import UserError
-from treeprop_ray.schedule.placement import Cluster, Plan
+from treeprop_ray.schedule.cluster import Cluster
+from treeprop_ray.schedule.placement import Plan
 from treeprop_ray.sweep.plan import Trial
 
 

@@ -20,13 +20,14 @@ from treeprop_ray.sweep.plan import (
     past_trials,
     read_json,
 )
+from treeprop_ray.sweep.population import Population
 from treeprop_ray.sweep.space import show
 
 Row = dict[str, str]  # as in the file: everything is text
 FIRST = ["run", "status", "protocol", "epochs", "seed"]
 LAST = [
     "wall_seconds", "commit", "date", "cores", "cpu", "gpus", "torch", "ray", "data", "base",
-    "error", "sweep_command", "command",
+    "error", "population", "sweep_command", "command",
 ]  # fmt: skip
 
 
@@ -95,6 +96,8 @@ def row_of(trial: Trial, sweep: Sweep) -> Row | None:
         "sweep_command": sweep.command,
         "command": trial.command,
     }
+    if sweep.population and (story := Population.of(sweep).story(trial.settings.name)):
+        row["population"] = story
     if state == FINISHED:
         summary = read_json(trial.folder / "summary.json") or {}
         row.update({k: repr(v) for k, v in flat(summary).items()})
@@ -113,7 +116,10 @@ def row_of(trial: Trial, sweep: Sweep) -> Row | None:
         if samples := summary.get("samples"):  # a subset has the name of the whole
             row["data"] += f" ({samples['train']:,} training, {samples['test']:,} test samples)"
     elif state == STOPPED:
-        row["epochs"] = (read_json(trial.folder / "stopped.json") or {}).get("epoch", 0)
+        stopped = read_json(trial.folder / "stopped.json") or {}
+        row["epochs"] = stopped.get("epoch", 0)
+        if stopped.get("score") is not None:  # what the scheduler judged by
+            row[f"validation/{sweep.space.metric.partition('/')[2]}"] = repr(stopped["score"])
     else:
         row["error"] = trial.error_file.read_text()
     return {k: str(v) for k, v in row.items() if str(v)}

@@ -12,9 +12,11 @@ from ray import tune
 from ray.tune import Callback
 
 from treeprop_ray.engine import runtime
+from treeprop_ray.engine.watch import LastWord, Watch
 from treeprop_ray.errors import UserError
 from treeprop_ray.run.loggers import check_trackers
-from treeprop_ray.schedule.placement import Cluster
+from treeprop_ray.schedule.cluster import Cluster
+from treeprop_ray.sweep import population
 from treeprop_ray.sweep.plan import FINISHED, STOPPED, Sweep, Trial, past_trials, read_json
 from treeprop_ray.sweep.resources import need
 from treeprop_ray.sweep.rows import log_command
@@ -40,7 +42,7 @@ class Follow(Callback):  # type: ignore[misc]
 
     def __init__(self, sweep: Sweep, view: View) -> None:
         self.sweep, self.view = sweep, view
-        self.epoch: dict[str, int] = {}
+        self.last: dict[str, tuple[int, float]] = {}  # epoch and score that a trial reported last
         self.failed: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -55,16 +57,20 @@ class Follow(Callback):  # type: ignore[misc]
     ) -> None:
         """An evaluation."""
         mine = trial_of(self.sweep, trial.config)
-        self.epoch[mine.settings.name] = result["epoch"]
+        self.last[mine.settings.name] = (result["epoch"], result["score"])
         self.view.result(mine, result["epoch"], result["score"])
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Trained to the end, or stopped by the scheduler before it."""
         mine = trial_of(self.sweep, trial.config)
+        if trial.config.get("until", mine.settings.epochs) < mine.settings.epochs:
+            self.view.paused(mine)
+            return
         summary = read_json(mine.folder / "summary.json")
         if summary is None or mine.state() != FINISHED:
-            epoch = self.epoch.get(mine.settings.name, 0)
-            (mine.folder / "stopped.json").write_text(json.dumps({"epoch": epoch}))
+            epoch, score = self.last.get(mine.settings.name, (0, None))
+            stopped = {"epoch": epoch, "score": score}
+            (mine.folder / "stopped.json").write_text(json.dumps(stopped))
             self.view.stopped(mine, epoch)
         else:
             self.view.finished(mine, summary)
@@ -85,13 +91,26 @@ def run_sweep(settings: TuneSettings, sweep: Sweep) -> list[str]:
     os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
     check_trackers(settings.wandb, settings.mlflow)
     owns = runtime.start(settings.ray)
+    way_on = f"no finished trial is lost; this continues: {sweep.command}"
+    last_word = LastWord(f"failed: Ray or a signal has ended this process; {way_on}")
+
+    def told() -> str:
+        last_word.done()
+        return way_on
+
+    watch = Watch(told)
+    watch.start()
     try:
         cluster = runtime.cluster()
+        if sweep.population:
+            return _population(settings, sweep, cluster)
         if settings.search == "optuna":
             return _optuna(settings, sweep, cluster)
         todo = [t for t in sweep.trials() if t.state() not in (FINISHED, STOPPED)]
         return _listed(settings, sweep, cluster, todo)
     finally:
+        watch.stop()
+        last_word.done()
         if owns:
             runtime.stop()
 
@@ -107,6 +126,33 @@ def _listed(settings: TuneSettings, sweep: Sweep, cluster: Cluster, todo: list[T
     configs = [{**trial.point, "seed": trial.seed} for trial in todo]
     view = View(sweep.name, len(every), len(every) - len(todo), sweep.space.metric)
     return _fit(settings, sweep, cluster, Listed(configs), len(configs), view)
+
+
+def _population(settings: TuneSettings, sweep: Sweep, cluster: Cluster) -> list[str]:
+    """Train, compare, let weak members take over, and so on to the last epoch."""
+    members = list(sweep.trials())
+    for trial in members:
+        need(trial.settings, cluster)
+    log_command(sweep.folder, sweep.command)
+    state = population.Population.of(sweep)
+    epochs = sweep.epochs
+    for until in population.rounds(epochs):
+        if until <= state.moved:
+            continue
+        is_last = until == epochs
+        todo = [t for t in members if not (t.state() == FINISHED or state.decided(until))]
+        todo = [t for t in todo if is_last or until not in population.reached(t)]
+        if todo:
+            view = View(sweep.name, len(members), len(members) - len(todo), sweep.space.metric)
+            given = population.configs(todo, state, until)
+            if failed := _fit(settings, sweep, cluster, Listed(given), len(given), view):
+                return failed
+        if not is_last:
+            if not state.decided(until):
+                scores = {t.settings.name: population.reached(t)[until] for t in members}
+                state.decide(sweep, scores, until)
+            state.move(sweep, until)
+    return []
 
 
 def _optuna(settings: TuneSettings, sweep: Sweep, cluster: Cluster) -> list[str]:

@@ -80,7 +80,7 @@ def optuna_search(
         import optuna
         from ray.tune.search.optuna import OptunaSearch
     except ImportError as e:
-        raise UserError("search=optuna: needs pip install 'treeprop_ray[optuna]'") from e
+        raise UserError("search=optuna: needs `pip install optuna`") from e
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if len(sweep.space.grids) > 1:
         raise UserError("search=optuna: this sweep is a union of grids; use search=random")
@@ -93,6 +93,7 @@ def optuna_search(
                 point = super().suggest(trial_id)
                 if point is None:
                     return None
+                point = {key: _rounded(value) for key, value in point.items()}
                 if take(point):
                     return {**point, "seed": sweep.seeds[0]}
                 super().on_trial_complete(trial_id, error=True)
@@ -112,6 +113,11 @@ def optuna_search(
     return Usable(axes, metric="score", mode=sweep.space.mode, sampler=sampler, **given)
 
 
+def _rounded(value: Any) -> Any:
+    """Four digits, as random draws have: names and commands stay short, and mean what was run."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
 def _distribution(axis: Axis) -> Any:
     from optuna import distributions
 
@@ -124,8 +130,8 @@ def _distribution(axis: Axis) -> Any:
 
 
 def scheduler(name: str, mode: str, epochs: int) -> Any:
-    """None, or asynchronous successive halving over epochs."""
-    if name == "none":
+    """None, or asynchronous successive halving over epochs; a population is a list of its own."""
+    if name != "asha":
         return None
     return ASHAScheduler(
         time_attr="epoch",

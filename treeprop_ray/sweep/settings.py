@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeprop_ray import config
-from treeprop_ray.config import RaySettings, group, opt, spaces
+from treeprop_ray.config import LOCAL, PUBLISHED, RUNS, RaySettings, group, opt, spaces
 from treeprop_ray.errors import UserError
 
 NEUTRAL = ("storage", "out", "max_concurrent", "wandb", "mlflow", "ray")  # change no figure
@@ -26,12 +26,14 @@ class TuneSettings:
         "grid", "all settings, random ones, or Optuna's", choices=["grid", "random", "optuna"]
     )
     samples: int = opt(20, "settings to try with search=random or optuna", low=1)
-    scheduler: str = opt("none", "asha: end weak trials early", choices=["none", "asha"])
-    max_concurrent: int = opt(0, "trials at the same time; 0 = as many as fit", low=0)
-    storage: str = opt(
-        "results/runs", "folder of the run folders; on a cluster one that all machines see"
+    scheduler: str = opt(
+        "none",
+        "asha: end weak trials early; pbt: weak ones take over from strong ones and vary settings",
+        choices=["none", "asha", "pbt"],
     )
-    out: str = opt("results", "folder of table and figure")
+    max_concurrent: int = opt(0, "trials at the same time; 0 = as many as fit", low=0)
+    storage: str = opt(RUNS, "folder of the run folders; on a cluster one that all machines see")
+    out: str = opt(LOCAL, f"folder of table and figure; --record: {PUBLISHED}")
     wandb: str = opt("", "Weights & Biases project to log to")
     mlflow: str = opt("", "MLflow tracking URI to log to")
     ray: RaySettings = group(RaySettings)

@@ -18,7 +18,8 @@
                                       best/full/… is of the test split, at the best validation
                                       epoch; with eval_test=true also highest/full/…, the best test
                                       score, and late/full/…, the mean of the last ten epochs
-    mode: max
+    mode: max                         whether more is better; without it losses, perplexities and
+                                      costs are min
     table: {rows: [alpha], columns: [beta], values: {accuracy: test/full/accuracy}}
     labels: {alpha: α}                how keys (or key: {value: text}) are shown
     figure: {kind: heatmap, x: beta, y: alpha}
@@ -37,7 +38,17 @@ from typing import Any
 from treeprop_ray.errors import UserError
 
 RANGES = ("uniform", "loguniform", "randint")
-FIGURES = ("heatmap", "curve", "bars", "scatter")
+FIGURES = ("heatmap", "curve", "bars", "scatter", "panels")
+SPLITS = (
+    "validation",
+    "test",
+    "best",
+    "highest",
+    "late",
+)  # of a metric, and when on the test split
+KINDS = ("accuracy", "loss", "perplexity")
+OTHERS = ("leak", "correction_ratio", "parameters_deployed", "work", "critical_path")  # metrics too
+LOWER = ("loss", "perplexity", "leak", "parameters_deployed", "work", "critical_path")  # is better
 VALUE = "value"  # the axis of a table that runs over its metrics
 
 Axis = list[Any] | dict[str, list[Any]]  # values, or a range such as {uniform: [0, 1]}
@@ -78,10 +89,11 @@ class Table:
 @dataclass(frozen=True)
 class Figure:
     """heatmap: x, y; curve and bars: x, and a line or bar for each setting of the axes `series`;
-    scatter: every setting by two metrics, x and y."""
+    scatter: every setting by two metrics, x and y; panels: one for each axis, for any number of
+    them, with the validation score of every setting."""
 
     kind: str
-    x: str
+    x: str = ""
     y: str = ""
     series: Sequence[str] = ()
     scale: str = "linear"  # of x: linear, or symlog where 0 is among powers of ten
@@ -158,6 +170,11 @@ def show(value: Any) -> str:
     if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
     return "null" if value is None else str(value)
+
+
+def short(value: Any) -> str:
+    """A value for a reader: four digits are enough."""
+    return f"{value:.4g}" if isinstance(value, float) else show(value)
 
 
 def grid_points(space: Space) -> Iterator[Point]:

@@ -9,22 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeprop_ray.reporting.tables import markdown
+from treeprop_ray.sweep import ranking
 from treeprop_ray.sweep.plan import FAILED, FINISHED, STOPPED, Sweep
 from treeprop_ray.sweep.rows import Row, figure, value_of
-from treeprop_ray.sweep.space import VALUE, Paper, Point, Space, same, show
+from treeprop_ray.sweep.space import VALUE, Paper, Point, Space, same, short, show
 from treeprop_ray.sweep.view import clock
+from treeprop_ray.sweep.wording import metric_text, metrics_text
 
-# figures of the test split at other times than the end
-EPOCHS = {
-    "best": ("test", " at the best validation epoch"),
-    "highest": ("highest test", " of all epochs"),
-    "late": ("mean test", " over the last ten epochs"),
-}
-PLAIN = {
-    "leak": "leak: clean minus tree cross-entropy at the end",
-    "correction_ratio": "ratio: norm of beta * correction over that of the forward estimate at the "
-    "end, all nodes together",
-}
 NOT_RUN, NO_CELL = "not run", "-"
 Key = tuple[Any, ...]
 
@@ -42,6 +33,11 @@ class Section:
     def space(self) -> Space:
         """The sweep's file."""
         return self.sweep.space
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the settings were drawn or chosen, or changed on the way: not those of a grid."""
+        return self.sweep.points is not None or self.sweep.population
 
     def at(self, point: Point) -> list[Row]:
         """The runs of a setting."""
@@ -62,7 +58,10 @@ class Section:
         if not values:
             if any(r["status"] == FINISHED for r in runs):
                 return NO_CELL  # this method has no such figure
-            return FAILED if any(r["status"] == FAILED for r in runs) else STOPPED
+            if any(r["status"] == FAILED for r in runs):
+                return FAILED
+            last = max(runs, key=lambda r: float(r["epochs"]))
+            return ranking.stopped_text(ranking.validation_metric(self.space), last)
         text = figure(metric, statistics.mean(values))
         if len(values) > 1:
             text += f" ± {figure(metric, statistics.stdev(values))}"
@@ -140,6 +139,8 @@ def paper_of(section: Section) -> Paper | None:
 
 def table_of(section: Section) -> str:
     """The table, laid out as the sweep says, with the paper's figures in columns of their own."""
+    if section.is_search:
+        return markdown(ranking.lines(section))
     space, layout = section.space, section.space.table
     rows, columns, cells = grid(section)
     paper, single = paper_of(section), len(layout.values) == 1
@@ -196,7 +197,7 @@ def report_of(name: str, parts: Sequence[Section]) -> str:
     for section in parts:
         lines += [f"## {_heading(section)}", "", table_of(section), ""]
         lines += [*_notes(section), ""]
-    if space.figure:
+    if space.figure or any(section.is_search for section in parts):
         lines += [f"![{space.title}]({name}.png)", ""]
     lines.append(f"Every run with its command, commit and figures: [{name}.csv]({name}.csv).")
     return "\n".join(lines) + "\n"
@@ -215,7 +216,7 @@ def _notes(section: Section) -> list[str]:
     shown = [
         m for m in space.table.values.values() if any(value_of(m, r) is not None for r in finished)
     ]
-    metrics = _metrics_text(shown or list(space.table.values.values()))
+    metrics = metrics_text(shown or list(space.table.values.values()))
     notes = [f"{metrics}; {_spread(section)}. {len(finished)} of {wanted} runs."]
     paper = paper_of(section)
     if paper and "| paper" in table_of(section):
@@ -224,6 +225,10 @@ def _notes(section: Section) -> list[str]:
             f"Paper: {paper.about}."
             + (" Other data and network than ours: compare the pattern." if other else "")
         )
+    if section.is_search and len(section.expected) > ranking.LONGEST:
+        notes.append(f"The best {ranking.LONGEST} of {len(section.expected)} settings.")
+    if stopped := [r for r in section.rows if r["status"] == STOPPED]:
+        notes.append(f"{len(stopped)} of {len(section.rows)} runs were stopped by the scheduler.")
     notes += [best_of(section)]
     for row in section.rows:
         if row["status"] == FAILED:
@@ -277,42 +282,13 @@ def _distinct(section: Section, key: str, status: str) -> list[str]:
     return list(dict.fromkeys(r[key] for r in section.rows if r["status"] == status))
 
 
-def _metric_text(metric: str) -> str:
-    """test/full/accuracy -> test accuracy (%), full chain."""
-    parts = metric.split("/")
-    if len(parts) != 3:
-        return PLAIN.get(metric, metric)
-    unit = " (%)" if parts[2] == "accuracy" else ""
-    split, when = EPOCHS.get(parts[0], (parts[0], ""))
-    return f"{split} {parts[2]}{unit} of {parts[1]}{when}"
-
-
-def _metrics_text(metrics: Sequence[str]) -> str:
-    """All metrics of a table; paths of one kind are put together."""
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for metric in metrics:
-        split, path, kind = metric.split("/") if metric.count("/") == 2 else (metric, "", "")
-        kinds.setdefault((split, kind), []).append(path)
-    texts = []
-    for (split, kind), paths in kinds.items():
-        joined = ", ".join(paths)
-        texts.append(_metric_text(f"{split}/{joined}/{kind}" if kind else split))
-    return "; ".join(texts)
-
-
 def best_of(section: Section) -> str:
     """The best setting, by its validation score: the test split must not choose."""
-    metric, pick = section.space.metric, max if section.space.mode == "max" else min
-    if metric.count("/") == 2:
-        metric = f"validation/{metric.partition('/')[2]}"
-    means = {
-        i: statistics.mean(values)
-        for i, (point, _) in enumerate(section.expected)
-        if (values := section.values(point, metric))
-    }
-    if not means:
-        return f"best: no setting has a {_metric_text(metric)} yet"
-    point = section.expected[pick(means, key=lambda i: means[i])][0]
-    text = " ".join(f"{k}={show(v)}" for k, v in point.items())
-    command = next(r["command"] for r in section.at(point) if r["status"] == FINISHED)
-    return f"best: {text}, {_metric_text(metric)} {section.cell(point, metric)}, `{command}`"
+    metric, ranked = ranking.validation_metric(section.space), ranking.ranking(section)
+    if not ranked or ranked[0].state != FINISHED:
+        return f"best: no setting has a {metric_text(metric)} yet"
+    point = ranked[0].point
+    text = " ".join(f"{k}={short(v)}" for k, v in point.items())
+    row = next(r for r in section.at(point) if r["status"] == FINISHED)
+    command = row["sweep_command" if section.sweep.population else "command"]
+    return f"best: {text}, {metric_text(metric)} {section.cell(point, metric)}, `{command}`"

@@ -61,6 +61,10 @@ class View:
         shown = figure(self.metric, value) if value is not None else "no such metric"
         self._end(trial, f"{self.metric} {shown}, {summary['wall_seconds']:.1f} s")
 
+    def paused(self, trial: Trial) -> None:
+        """A member of a population waits for the others."""
+        self.running.pop(trial.settings.name, None)
+
     def stopped(self, trial: Trial, epoch: int) -> None:
         """The scheduler has ended a trial early."""
         self._end(trial, f"stopped by the scheduler after epoch {epoch}")

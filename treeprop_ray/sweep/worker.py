@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from ray import tune
 
+from treeprop_ray.config import Settings
 from treeprop_ray.core.scoring import Score
 from treeprop_ray.errors import TrainingError, UserError, first_line
 from treeprop_ray.reporting.callbacks import standard
 from treeprop_ray.run.callbacks import Callback, Scores
 from treeprop_ray.run.trainer import Trainer
-from treeprop_ray.schedule.placement import Cluster
+from treeprop_ray.schedule.cluster import Cluster
+from treeprop_ray.sweep import population
 from treeprop_ray.sweep.plan import Sweep, Trial
 from treeprop_ray.sweep.resources import pin
 
@@ -33,6 +37,24 @@ class Reporting(Callback):
             tune.report({"epoch": epoch, "score": score_of(self.metric, scores)})
 
 
+class Paused(Exception):
+    """A member of a population has come as far as it was asked to."""
+
+
+class Pausing(Callback):
+    """Notes a member's scores, and ends its training for now after so many epochs."""
+
+    def __init__(self, metric: str, until: int) -> None:
+        self.metric, self.until = metric, until
+
+    def on_epoch(self, run: Trainer, epoch: int, scores: Scores) -> None:
+        """An evaluation; the checkpoint of this epoch is written."""
+        assert run.folder is not None
+        population.note(run.folder.path, epoch, score_of(self.metric, scores))
+        if epoch == self.until < run.settings.epochs:
+            raise Paused
+
+
 def run_trial(
     config: Mapping[str, Any], sweep: Sweep, cluster: Cluster, wandb: str = "", mlflow: str = ""
 ) -> None:
@@ -45,13 +67,29 @@ def run_trial(
     (trial.folder / "stopped.json").unlink(missing_ok=True)
     with log.open("a") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            callbacks = [*standard(settings), Reporting(metric)]
+            ends: list[Callback] = [Reporting(metric)]
+            if "until" in config:
+                settings = as_member(settings, config["values"])
+                ends.append(Pausing(metric, config["until"]))
+            callbacks = [*standard(settings), *ends]
             summary = Trainer.of(settings, trial.command, callbacks).train()
+        except Paused:
+            return
         except Exception as e:
             kind = "" if isinstance(e, TrainingError | UserError) else f"{type(e).__name__}: "
             trial.error_file.write_text(kind + first_line(e))
             raise
     tune.report({"epoch": settings.epochs, "score": validation_of(metric, summary)})
+
+
+def as_member(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """The settings with which a member goes on; a checkpoint at every epoch."""
+    member = deepcopy(settings)
+    fixed = {"resume_with_changes": True, "checkpoint_every": 0, "eval_every": 1}
+    for key, value in {**fixed, **values}.items():
+        *groups, name = key.split(".")
+        setattr(reduce(getattr, groups, member), name, value)
+    return member
 
 
 def trial_of(sweep: Sweep, config: Mapping[str, Any]) -> Trial:
@@ -60,7 +98,10 @@ def trial_of(sweep: Sweep, config: Mapping[str, Any]) -> Trial:
 
 
 def score_of(metric: str, scores: Scores) -> float:
-    """The metric on the validation split, which is what searches and schedulers look at."""
+    """The metric on the validation split, which is what searches and schedulers look at; NaN for
+    one that is no score (leak, work)."""
+    if metric.count("/") != 2:
+        return math.nan
     _, path, kind = metric.split("/")
     score = scores.get(path) or scores["full"]
     if kind == "perplexity":
