@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import ray
 import torch
 
 from treeprop_ray import config, data
@@ -133,10 +132,14 @@ def on_actors(words: list[str], steps: int) -> RayEngine:
 
 
 def pid_of(engine: RayEngine, host: int) -> int:
-    """The process of an actor."""
-    actor = engine.driver.actors[host]
-    pid: int = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
-    return pid
+    """The process of an actor; earlier losses that were not noticed yet are mended first."""
+
+    def ask() -> int:
+        actor = engine.driver.actors[host]
+        pid: int = engine.driver.get([actor.__ray_call__.remote(lambda self: os.getpid())])[0]
+        return pid
+
+    return engine.guarded(ask)
 
 
 def undisturbed(steps: int) -> State:

@@ -19,6 +19,7 @@ from typing import Any
 import ray.train
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2.api.exceptions import TrainingFailedError
 from torch import distributed
 
@@ -37,6 +38,18 @@ class Report(Callback):
     def on_checkpoint(self, run: Trainer, done: int, scores: Scores) -> None:
         shown = {name: run.outline.score(score) for name, score in scores.items()}
         ray.train.report({"step": done, "epoch": run.epoch, **shown})
+
+
+class Workers(TorchTrainer):
+    """TorchTrainer without the actor that frees the workers' places when their controller is gone.
+
+    That actor asks whichever Ray it finds on this machine: beside a second one it takes the
+    controller for dead and ends the workers. The places go with the controller in any case.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        every = super()._create_default_callbacks()
+        return [c for c in every if not isinstance(c, PlacementGroupCleanerCallback)]
 
 
 def worker(config: dict[str, Any]) -> None:
@@ -60,7 +73,7 @@ def train_in_workers(trainer: Trainer, callbacks: Sequence[Callback]) -> dict[st
         cpus, gpus = resources(settings, workers, cluster)
         folder.open()  # fresh=true is done with; workers take up what is there
         folder.release()  # the first worker writes
-        torch_trainer = TorchTrainer(
+        torch_trainer = Workers(
             worker,
             train_loop_config={
                 "settings": replace(settings, fresh=False),
