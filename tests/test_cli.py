@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from treeprop_ray import cli, config
-from treeprop_ray.config import opt
+from treeprop_ray import config
+from treeprop_ray.config import cli, opt
 from treeprop_ray.errors import Terminated, TrainingError, UserError
 
 

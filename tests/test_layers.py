@@ -16,7 +16,7 @@ COMMANDS = "commands"
 # From left to right; a room may import only rooms of later lines. Rooms of one line are apart.
 LAYERS = [
     {COMMANDS},
-    {"sweep", "checkup", "benchmarks"},
+    {"sweep", "checkup", "benchmarks", "fitting"},
     {"reporting", "inference", "theory"},
     {"run"},
     {"engine"},
@@ -28,7 +28,6 @@ LAYERS = [
     {"errors"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
-FRONT = {"cli", "errors"}  # what commands may import beside the rooms
 # Packages that are imported where they are needed: optional, or slow and for one purpose only.
 LAZY = {
     "datasets", "mlflow", "optuna", "pyarrow.parquet", "pydoc_data", "ray.tune.search.optuna",
@@ -46,7 +45,7 @@ def modules() -> list[tuple[str, ast.Module]]:
 
 
 def room_of(module: str) -> str:
-    """The folder of a module of the package; the root holds the commands, cli and errors."""
+    """The folder of a module of the package; the root holds the commands and errors."""
     parts = module.split(".")
     if len(parts) == 1:
         return COMMANDS
@@ -75,9 +74,7 @@ def exists(module: str) -> bool:
 def allowed(source: str, target: str) -> bool:
     here, there = room_of(source), room_of(target)
     if here == there == COMMANDS:
-        return target in (PACKAGE.name, *(f"{PACKAGE.name}.{name}" for name in FRONT))
-    if source == "treeprop_ray.cli":
-        return there in ("config", "errors")
+        return target == PACKAGE.name
     return here == there or RANK[here] < RANK[there]
 
 
@@ -104,7 +101,7 @@ def test_every_import_goes_to_the_right() -> None:
         ("treeprop_ray.evaluate", "treeprop_ray.train"),
         ("treeprop_ray.reporting.page", "treeprop_ray.inference.paths"),
         ("treeprop_ray.sweep.plan", "treeprop_ray.benchmarks.timing"),
-        ("treeprop_ray.cli", "treeprop_ray.run.folder"),
+        ("treeprop_ray.config.cli", "treeprop_ray.run.folder"),
         ("treeprop_ray.config.loading", "treeprop_ray.methods"),
     ],
 )
@@ -154,7 +151,7 @@ BELOW_ENGINE = "methods hosts schedule models data core config errors"
 @pytest.mark.parametrize(
     ("rooms", "banned"),
     [
-        ("config cli errors", "torch ray"),
+        ("config errors", "torch ray"),
         ("core.tree core.rule core.jumps", "torch ray"),
         ("schedule", "torch ray"),
         (BELOW_ENGINE, "ray"),

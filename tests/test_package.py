@@ -25,8 +25,13 @@ def test_without_a_word_the_commands_are_listed(capsys: pytest.CaptureFixture[st
 
 def test_every_command_of_the_package_is_listed() -> None:
     package = ROOT / "treeprop_ray"
-    commands = {p.stem for p in package.glob("*.py") if "cli.main(" in p.read_text()} - {"cli"}
-    assert commands <= set(COMMANDS)
+    commands = {p.stem for p in package.glob("*.py") if "cli.main(" in p.read_text()}
+    assert commands == set(COMMANDS)
+
+
+def test_the_root_holds_the_commands_and_little_else() -> None:
+    modules = {p.stem for p in (ROOT / "treeprop_ray").glob("*.py")}
+    assert modules - set(COMMANDS) == {"__init__", "__main__", "errors"}
 
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

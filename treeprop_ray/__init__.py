@@ -10,7 +10,7 @@ from typing import Any as _Any
 if _TYPE_CHECKING:
     from treeprop_ray.core.network import Blueprint
     from treeprop_ray.data.sets import DataSet, Split
-    from treeprop_ray.fitting import Fitted, fit
+    from treeprop_ray.fitting.fit import Fitted, fit
     from treeprop_ray.models.pretrained import TreeNetwork
     from treeprop_ray.run.callbacks import Callback
 
@@ -25,7 +25,8 @@ __all__ = ["Blueprint", "Callback", "DataSet", "Fitted", "Split", "TreeNetwork",
 # Imported on first use: torch takes seconds, and --help does not need it.
 _HOMES = {
     "Blueprint": "core.network", "Callback": "run.callbacks", "DataSet": "data.sets",
-    "Fitted": "fitting", "Split": "data.sets", "TreeNetwork": "models.pretrained", "fit": "fitting",
+    "Fitted": "fitting.fit", "Split": "data.sets", "TreeNetwork": "models.pretrained",
+    "fit": "fitting.fit",
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from treeprop_ray import cli
+from treeprop_ray.config import cli
 
 COMMANDS = (
     "train", "watch", "evaluate", "export", "generate", "tune", "report", "compare", "probe",

@@ -35,8 +35,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from treeprop_ray import cli, config
+from treeprop_ray import config
 from treeprop_ray.benchmarks.settings import BenchSettings
+from treeprop_ray.config import cli
 
 
 def load(words: Sequence[str]) -> BenchSettings:

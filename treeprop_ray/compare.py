@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from treeprop_ray import cli, config
-from treeprop_ray.config import opt
+from treeprop_ray import config
+from treeprop_ray.config import cli, opt
 from treeprop_ray.errors import UserError
 
 

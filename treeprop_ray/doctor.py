@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 
-from treeprop_ray import cli, config
-from treeprop_ray.config import Settings, opt
+from treeprop_ray import config
+from treeprop_ray.config import Settings, cli, opt
 
 
 @dataclass

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treeprop_ray import cli, config
-from treeprop_ray.config import opt
+from treeprop_ray import config
+from treeprop_ray.config import cli, opt
 from treeprop_ray.errors import UserError
 
 

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treeprop_ray import cli, config
-from treeprop_ray.config import Settings, opt
+from treeprop_ray import config
+from treeprop_ray.config import Settings, cli, opt
 
 
 @dataclass

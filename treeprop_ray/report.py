@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from treeprop_ray import cli, config
-from treeprop_ray.config import opt
+from treeprop_ray import config
+from treeprop_ray.config import cli, opt
 from treeprop_ray.errors import UserError
 
 

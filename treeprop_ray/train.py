@@ -15,8 +15,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from treeprop_ray import cli, config
-from treeprop_ray.config import Settings
+from treeprop_ray import config
+from treeprop_ray.config import Settings, cli
 
 
 def load(words: Sequence[str]) -> Settings:

@@ -17,8 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from treeprop_ray import cli
-from treeprop_ray.config import PUBLISHED
+from treeprop_ray.config import PUBLISHED, cli
 from treeprop_ray.sweep.settings import TuneSettings, load
 
 

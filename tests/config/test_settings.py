@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from treeprop_ray import cli, config
+from treeprop_ray import config
+from treeprop_ray.config import cli
 from treeprop_ray.config.fields import title_of
 from treeprop_ray.errors import UserError
 

@@ -11,7 +11,8 @@ from ray import cloudpickle
 
 from lab.history import Recorded
 from lab.nemesis import Fault, Struck
-from treeprop_ray import cli, config
+from treeprop_ray import config
+from treeprop_ray.config import cli
 from treeprop_ray.engine import crew
 from treeprop_ray.run.callbacks import Callback
 from treeprop_ray.run.trainer import Trainer

@@ -1,0 +1,1 @@
+"""Training from Python, without a command: `fit`."""
