@@ -245,7 +245,7 @@ def test_after_too_many_failures_the_run_stops_and_names_the_checkpoint(
     class Strike(Callback):
         def on_step(self, run: Trainer, done: int) -> None:
             if done == 5:
-                run._settle(wait=True)  # the checkpoint of step 4 is written meanwhile
+                run.keeper.settle(wait=True)  # the checkpoint of step 4 is written meanwhile
                 os.kill(pids()["host-1"], signal.SIGKILL)
 
     words = [*WORDS, "engine=ray", "placement=packed", "hosts=2", "max_failures=0", "steps=20",

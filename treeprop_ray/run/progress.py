@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from treeprop_ray.errors import Terminated
+from treeprop_ray.methods.outline import Outline
+from treeprop_ray.run.callbacks import Scores
 
 WIDE, WIDER = 100, 120  # columns of a terminal that has room for the name, and for steps too
 
@@ -37,6 +39,19 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def standing(epoch: str, loss: float, scores: Scores, outline: Outline) -> tuple[str, str]:
+    """A line for an epoch; in short the deployed chain and the longest of the other paths."""
+    line, short = f"{epoch}  loss {loss:.4f}", f"loss {loss:.3f}"
+    if scores:
+        texts = [f"{name} {outline.show(score).strip()}" for name, score in scores.items()]
+        line = f"{line}  val {'  '.join(texts)}"
+        names = ["full", *[name for name in scores if name != "full"][-1:]]
+        short = "val " + " · ".join(
+            f"{name} {outline.show(scores[name], digits=1).strip()}" for name in names
+        )
+    return line, short
 
 
 class Bar:
