@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from in_process import InProcess
 from torch import nn
 
 from treeprop_ray import config, data
@@ -56,6 +57,21 @@ def test_copies_of_the_head_are_bitwise_the_local_engine(words: list[str], where
         mine = oracle.state()[kind]
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(theirs[key], value) for key, value in mine.items())
+
+
+def test_a_probe_is_the_local_ones_with_copies_of_a_head_that_has_dropout() -> None:
+    """All are in evaluation mode while it measures, and in training after it."""
+    settings = config.load([*CASES["tied"], "engine=ray", "placement=per_node"])
+    samples = data.load(settings)
+    oracle = LocalEngine(job_of(replace(settings, engine="local", head_copies=0), samples, 20))
+    engine = InProcess(job_of(settings, samples, 20))
+    for some in (oracle, engine):
+        some.step(0, report=False)
+    assert oracle.probe(1, 1) == pytest.approx(engine.probe(1, 1), rel=1e-12, nan_ok=True)
+    for some in (oracle, engine):
+        some.step(1, report=False)
+    (weights, _), (others, _) = oracle.state(), engine.state()
+    assert all(torch.equal(weights[key], others[key]) for key in weights)
 
 
 def test_gradients_are_added_in_their_order_whatever_comes_first() -> None:

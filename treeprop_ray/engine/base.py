@@ -19,11 +19,11 @@ from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.core.scoring import Score
 from treeprop_ray.data import Scoring, Training, Which
 from treeprop_ray.hosts.base import Host, State, StepReport
-from treeprop_ray.hosts.probe import probe_parts
+from treeprop_ray.hosts.probe import turn
 from treeprop_ray.hosts.probe_row import combine
-from treeprop_ray.hosts.tree import TreeHost
 from treeprop_ray.methods import Job
 from treeprop_ray.schedule.placement import Plan
+from treeprop_ray.schedule.probe import probe_parts
 
 Answer = TypeVar("Answer")
 
@@ -157,7 +157,7 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(self, name: str, at: HeldOut) -> None:
-        """Run the calls of the step ("tree") or of a pass of the probe on a held-out batch."""
+        """Run the calls of a step (STEP) or of a pass of the probe on a held-out batch."""
 
     # -- evaluation ---------------------------------------------------------------------------
 
@@ -183,8 +183,8 @@ class Engine(ABC):
         spine = {str(path[-2]): path for path in tree.spine_paths}
         clean = self.method.score(self, spine, [HeldOut(k) for k in range(batches)])
         for part, name, held in probe_parts(batches, draws, job.rule):
-            self.get([self.ask(host, TreeHost.probe, part) for host in hosts])
+            self.get([self.ask(host, turn, part) for host in hosts])
             for at in held:
                 self.submit(name, at)
-        numbers = self.get([self.ask(host, TreeHost.probe, "end") for host in hosts])
+        numbers = self.get([self.ask(host, turn, "end") for host in hosts])
         return combine(numbers, tree, job.rule, clean, batches, draws, job.places)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from treeprop_ray.core import devices, factor, loss
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.rng import derive, normal_rows
-from treeprop_ray.core.rule import HeldOut, Piece, Rule
+from treeprop_ray.core.rule import HeldOut, Piece
 from treeprop_ray.hosts.base import Held, Verb, there
 from treeprop_ray.schedule.ops import Op
 
@@ -48,19 +48,16 @@ class HostProbe:
     # (batch, piece) -> this host's share of log q(z) - log p(z, y | x), place by place
 
 
-def probe_parts(batches: int, draws: int, rule: Rule) -> Iterator[tuple[str, str, list[HeldOut]]]:
-    """(part, its calls, the held-out batches it runs, with their draws)."""
-    once = [HeldOut(k) for k in range(batches)]
-    yield "tree", "tree", once
-    yield "chain", "chain", once
-    yield "states", "sweep", once
-    if draws and has_density(rule):
-        yield "draws", "sweep", [HeldOut(b.batch, m) for m in range(1, draws + 1) for b in once]
+class Probed(Protocol):
+    """A host that the probe can ask."""
+
+    def probe(self, part: str) -> HostProbe | None:
+        """Begin a part of a probe; "end" returns what was measured."""
 
 
-def has_density(rule: Rule) -> bool:
-    """Whether q is a density at all: with sigma = 0 a Gaussian state is a point."""
-    return rule.family == "bernoulli" or rule.sigma > 0
+def turn(host: Probed, part: str) -> HostProbe | None:
+    """What the engine asks every host: that host's own way to begin a part."""
+    return host.probe(part)
 
 
 class Gauge:

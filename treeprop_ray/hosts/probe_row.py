@@ -35,7 +35,8 @@ from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.scoring import Score
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.hosts.probe import HostProbe, has_density
+from treeprop_ray.hosts.probe import HostProbe
+from treeprop_ray.schedule.probe import has_density
 
 # of the whole network, and of a block, a state, a spine node: in a few words, for a reader
 WHOLE = {

@@ -18,15 +18,30 @@ and m<n> the mean of its factor.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from treeprop_ray.core.rule import Rule
+from treeprop_ray.core.rule import HeldOut, Rule
 from treeprop_ray.core.tree import Edge, Node, Tree
-from treeprop_ray.schedule.ops import Call, Layout, Op, Wave, interleave, make_calls
+from treeprop_ray.schedule.ops import STEP, Call, Layout, Op, Wave, interleave, make_calls
 from treeprop_ray.schedule.tree import answers
 
 FINISH = "finish"  # the pass of a training step along a path
 Rows = tuple[int, str, int, dict[int, list[Op]]]
+
+
+def probe_parts(batches: int, draws: int, rule: Rule) -> Iterator[tuple[str, str, list[HeldOut]]]:
+    """(part, its calls, the held-out batches it runs, with their draws)."""
+    once = [HeldOut(k) for k in range(batches)]
+    yield "tree", STEP, once
+    yield "chain", "chain", once
+    yield "states", "sweep", once
+    if draws and has_density(rule):
+        yield "draws", "sweep", [HeldOut(b.batch, m) for m in range(1, draws + 1) for b in once]
+
+
+def has_density(rule: Rule) -> bool:
+    """Whether q is a density at all: with sigma = 0 a Gaussian state is a point."""
+    return rule.family == "bernoulli" or rule.sigma > 0
 
 
 def path_calls(
