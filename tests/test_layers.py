@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from treeprop_ray.__main__ import COMMANDS as COMMAND_NAMES
+
 PACKAGE = Path(__file__).parent.parent / "treeprop_ray"
 COMMANDS = "commands"
 # From left to right; a room may import only rooms of later lines. Rooms of one line are apart.
@@ -151,12 +153,13 @@ BELOW_ENGINE = "methods hosts schedule models data core config errors"
 @pytest.mark.parametrize(
     ("rooms", "banned"),
     [
+        (" ".join(COMMAND_NAMES), "torch ray"),
         ("config errors", "torch ray"),
         ("core.tree core.rule core.jumps", "torch ray"),
         ("schedule", "torch ray"),
         (BELOW_ENGINE, "ray"),
     ],
-    ids=["config", "core", "schedule", "below-engine"],
+    ids=["commands", "config", "core", "schedule", "below-engine"],
 )
 def test_what_no_module_of_a_room_loads(rooms: str, banned: str) -> None:
     """Also not through a module of another room, or of a package."""

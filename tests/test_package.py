@@ -34,6 +34,11 @@ def test_the_root_holds_the_commands_and_little_else() -> None:
     assert modules - set(COMMANDS) == {"__init__", "__main__", "errors"}
 
 
+def test_a_command_is_a_screen_or_two_and_leaves_the_work_to_the_rooms() -> None:
+    files = [ROOT / "treeprop_ray" / f"{name}.py" for name in COMMANDS]
+    assert [f.name for f in files if len(f.read_text().splitlines()) > 90] == []
+
+
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian", "epochs=1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

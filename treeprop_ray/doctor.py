@@ -15,30 +15,13 @@ pages gpu_check, gpu_hop and gpu_step of results/local, with --record of results
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import chain
 
 from treeprop_ray import config
-from treeprop_ray.config import Settings, cli, opt
-
-
-@dataclass
-class DoctorSettings(Settings):
-    """The settings of train (of the experiment to place), and these."""
-
-    task: str = opt("check", "the first word of the command", choices=["check", "simulate", "gpu"])
-    engine: str = opt("ray", "doctor looks at Ray", choices=["ray"])
-    nodes: int = opt(2, "simulate: how many machines", low=1, high=64)
-    cpus: int = opt(8, "simulate: CPUs of each", low=1, high=1024)
-    gpus: int = opt(0, "simulate: GPUs of each", low=0, high=64)
-    to: str = opt(config.LOCAL, f"gpu: folder for its pages; --record: {config.PUBLISHED}")
-    speeds: list[float] = opt(
-        [], "simulate: speed of a device of each machine, e.g. [1,1,0.4]; empty: all alike"
-    )
-    json: bool = opt(False, "print JSON instead of lines; also --json")
+from treeprop_ray.checkup.settings import DoctorSettings
+from treeprop_ray.config import cli
 
 
 def load(words: Sequence[str]) -> DoctorSettings:
@@ -60,50 +43,36 @@ def run(settings: DoctorSettings) -> int:
 
 def checked(settings: DoctorSettings) -> int:
     """Look at everything, print as it is found, and sum up."""
-    from treeprop_ray.checkup import FAIL, cluster, machine, report, summary, worst
+    from treeprop_ray.checkup import cluster, machine, shown, summed_up
 
-    findings = []
-    for finding in chain(machine.examine(settings), cluster.examine(settings)):
-        findings.append(finding)
-        if not settings.json:
-            print(finding, flush=True)
-    print(json.dumps(report(findings), indent=2) if settings.json else summary(findings))
-    return cli.FAILED if worst(findings) == FAIL else cli.DONE
+    every = chain(machine.examine(settings), cluster.examine(settings))
+    return cli.FAILED if summed_up(list(shown(every, settings.json)), settings.json) else cli.DONE
 
 
 def simulated(settings: DoctorSettings) -> int:
     """Place the experiment on made-up machines."""
     from treeprop_ray.checkup import simulate
 
-    s = settings
-    placed, why = simulate.simulate(s, s.nodes, s.cpus, s.gpus, s.speeds)
-    where = f"{s.nodes} made-up machines with {s.cpus} CPU + {s.gpus} GPU each"
-    lines = [f"experiment={s.experiment} on {where}", *why, simulate.table(placed, s.nodes)]
-    print(json.dumps([asdict(p) for p in placed], indent=2) if s.json else "\n".join(lines))
+    print(simulate.report(settings))
     return cli.DONE
 
 
 def first_gpu(settings: DoctorSettings) -> int:
     """Everything that a machine without a GPU cannot show."""
     from treeprop_ray.benchmarks import gpu as bench
-    from treeprop_ray.checkup import FAIL, gpu, report, summary, worst
+    from treeprop_ray.checkup import FAIL, gpu, shown, summed_up
     from treeprop_ray.engine import runtime
 
-    findings = []
     owns = runtime.start(settings.ray)
     try:
-        for finding in gpu.examine():
-            findings.append(finding)
-            if not settings.json:
-                print(finding, flush=True)
+        findings = list(shown(gpu.examine(), settings.json))
         if findings[0].status != FAIL:
             for text in (gpu.write(findings, settings.to), bench.write_all(settings.to)):
                 print(text, file=sys.stderr if settings.json else sys.stdout)
     finally:
         if owns:
             runtime.stop()
-    print(json.dumps(report(findings), indent=2) if settings.json else summary(findings))
-    return cli.FAILED if worst(findings) == FAIL else cli.DONE
+    return cli.FAILED if summed_up(findings, settings.json) else cli.DONE
 
 
 def main(argv: Sequence[str] | None = None) -> int:

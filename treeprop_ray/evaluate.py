@@ -18,36 +18,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from treeprop_ray import config
-from treeprop_ray.config import cli, opt
+from treeprop_ray.config import cli
 from treeprop_ray.errors import UserError
-
-
-@dataclass
-class EvaluateSettings:
-    """Settings of the evaluate command."""
-
-    run: str = opt("", "run folder, e.g. results/runs/<name>")
-    checkpoint: str = opt("last", "last, best or a step number")
-    mode: str = opt(
-        "paths", "score whole paths, or let samples stop early", choices=["paths", "adaptive"]
-    )
-    blocks: Any = opt(
-        None, "adaptive: mean blocks a sample may cost, a number or a list; default: a range"
-    )
-    threshold: Any = opt(
-        None,
-        "adaptive: confidence at which a sample stops, the same at all exits, in place of those "
-        "that validation chose; a number or a list",
-    )
-    out: str = opt("", "adaptive: folder for table and figure, e.g. results/local; default: none")
-    path: Any = opt("all", "all, full, spine-k, or indices such as [0,4,6,7,8]")
-    split: str = opt("test", "which split", choices=["train", "validation", "test"])
-    data_root: str | None = opt(None, "hub folder, if it has moved since the run")
-    storage: str = opt("", "where the checkpoints lie, if config.yaml of the run names a URL")
+from treeprop_ray.inference.settings import EvaluateSettings
 
 
 def load(words: Sequence[str]) -> EvaluateSettings:

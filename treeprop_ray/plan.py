@@ -17,40 +17,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from treeprop_ray import config
-from treeprop_ray.config import Settings, cli, opt
-
-
-@dataclass
-class PlanSettings(Settings):
-    """The settings of train (of the network to plan for), and these."""
-
-    nodes: int = opt(1, "machines", low=1, high=4096)
-    cpus: int = opt(8, "CPUs of each, the devices where there are no GPUs", low=1, high=1024)
-    gpus: int = opt(0, "GPUs of each", low=0, high=64)
-    speeds: list[float] = opt(
-        [], "speed of a device of each machine beside the others, e.g. [1,1,0.4]; empty: all alike"
-    )
-    tflops: float = opt(
-        0.0,
-        "what blocks reach on a device, 10^12 FLOP/s; 0: 125 of a GPU (40 % of an A100), 0.05 of a "
-        "core",
-        low=0,
-    )
-    memory: float = opt(0.0, "GB of a device; 0: 80 of a GPU, no limit for CPUs", low=0)
-    link: str = opt(
-        "auto",
-        "what joins the devices; auto: nvlink in one machine with GPUs, ethernet (100 Gbit/s) "
-        "between machines, shared memory in one machine of CPUs; or GB/s",
-    )
-    measure: bool = opt(False, "time a block in this process instead of counting FLOP")
-    speedup: float = opt(
-        1.0, "measure: how many times as fast a device is as this process", above=0
-    )
-    hf: str = opt("", "a Hugging Face name or folder in place of model.name; also model=")
-    to: str = opt(f"{config.LOCAL}/plan.html", "--html: the page")
+from treeprop_ray.checkup.settings import PlanSettings
+from treeprop_ray.config import cli
 
 
 def load(words: Sequence[str]) -> PlanSettings:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,6 +44,20 @@ def worst(findings: Sequence[Finding]) -> str:
     """fail if anything failed, else warn if anything is doubtful, else ok."""
     seen = {f.status for f in findings}
     return FAIL if FAIL in seen else WARN if WARN in seen else OK
+
+
+def shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:
+    """Print each as it is found; with --json nothing until `summed_up`."""
+    for finding in findings:
+        if not as_json:
+            print(finding, flush=True)
+        yield finding
+
+
+def summed_up(findings: Sequence[Finding], as_json: bool) -> bool:
+    """Print the end of the report; whether anything failed."""
+    print(json.dumps(report(findings), indent=2) if as_json else summary(findings))
+    return worst(findings) == FAIL
 
 
 def size(n: float) -> str:

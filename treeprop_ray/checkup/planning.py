@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from treeprop_ray.config import Model, Settings, dotted
+from treeprop_ray.checkup.settings import PlanSettings
+from treeprop_ray.config import Model, dotted
 from treeprop_ray.errors import UserError
 from treeprop_ray.methods import of
 from treeprop_ray.methods.weighing import CORE, GPU, anatomy_of, anatomy_of_model, workload
@@ -22,22 +22,6 @@ PLAIN = ["objective=node", "alpha=1", "beta=0"]
 SHIPPED = Model.__dataclass_fields__["name"].metadata["choices"]
 
 
-class Asked(Protocol):
-    """The settings of the plan command."""
-
-    nodes: int
-    cpus: int
-    gpus: int
-    speeds: list[float]
-    tflops: float
-    memory: float
-    link: str
-    measure: bool
-    speedup: float
-    hf: str
-    transport: str
-
-
 def spelled(words: Sequence[str]) -> list[str]:
     """`model=X` as model.name=X, or as hf=X where X is neither shipped nor one's own; with hf the
     objective is the plain one unless it is given."""
@@ -51,7 +35,7 @@ def spelled(words: Sequence[str]) -> list[str]:
     return [*PLAIN, *out] if any(word.startswith("hf=") for word in out) else out
 
 
-def fleet_of(asked: Asked) -> Fleet:
+def fleet_of(asked: PlanSettings) -> Fleet:
     """The devices that are asked about."""
     if asked.speeds and len(asked.speeds) != asked.nodes:
         raise UserError(f"speeds={asked.speeds}: one for each of nodes={asked.nodes} machines")
@@ -79,12 +63,11 @@ def link_of(word: str) -> Link:
     return Link("link", 1e9 * rate, 100e-6)
 
 
-def prepared(settings: Settings) -> tuple[Workload, Fleet]:
+def prepared(asked: PlanSettings) -> tuple[Workload, Fleet]:
     """Blocks and devices of the settings of the plan command."""
-    asked: Asked = settings  # type: ignore[assignment]
-    if not of(settings).planned and not asked.hf:
+    if not of(asked).planned and not asked.hf:
         raise UserError(
-            f"method={settings.method} model.name={settings.model.name}: plans are for networks of "
+            f"method={asked.method} model.name={asked.model.name}: plans are for networks of "
             "blocks; use method=tree and a model of blocks"
         )
     fleet = fleet_of(asked)
@@ -94,11 +77,11 @@ def prepared(settings: Settings) -> tuple[Workload, Fleet]:
     if asked.hf:
         if asked.measure:
             raise UserError("measure=true: a Hugging Face model is known by its config alone")
-        anatomy = anatomy_of_model(settings, asked.hf)
+        anatomy = anatomy_of_model(asked, asked.hf)
     else:
-        anatomy = anatomy_of(settings)
+        anatomy = anatomy_of(asked)
     speed = asked.speedup if asked.measure else 0.0
-    return workload(settings, anatomy, device, speed), fleet
+    return workload(asked, anatomy, device, speed), fleet
 
 
 def report(work: Workload, fleet: Fleet) -> tuple[str, str]:

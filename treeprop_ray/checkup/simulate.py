@@ -6,11 +6,12 @@ nodes are told to have. Actors are not started: each would be bound to its bundl
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import ray
 from ray.cluster_utils import Cluster
@@ -22,6 +23,7 @@ from ray.util.placement_group import (
 
 from treeprop_ray import methods
 from treeprop_ray.checkup.cluster import plan_for, reserves
+from treeprop_ray.checkup.settings import DoctorSettings
 from treeprop_ray.config import Settings
 from treeprop_ray.data import load
 from treeprop_ray.engine import runtime
@@ -139,4 +141,14 @@ def table(placed: list[Placed], count: int) -> str:
     empty = sorted(set(range(1, count + 1)) - {p.machine for p in placed})
     if empty:
         lines.append(f"idle: machine {', '.join(map(str, empty))} (the plan does not need them)")
+    return "\n".join(lines)
+
+
+def report(s: DoctorSettings) -> str:
+    """What `doctor simulate` prints: text, or JSON."""
+    placed, why = simulate(s, s.nodes, s.cpus, s.gpus, s.speeds)
+    if s.json:
+        return json.dumps([asdict(p) for p in placed], indent=2)
+    where = f"{s.nodes} made-up machines with {s.cpus} CPU + {s.gpus} GPU each"
+    lines = [f"experiment={s.experiment} on {where}", *why, table(placed, s.nodes)]
     return "\n".join(lines)

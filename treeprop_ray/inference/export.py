@@ -11,17 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treeprop_ray.config import Settings
+from treeprop_ray import methods
+from treeprop_ray.config import Settings, dotted
 from treeprop_ray.core import tensor_file
 from treeprop_ray.core.cells import GRUCell
 from treeprop_ray.core.network import Shape, TreeNetwork, edge_name
 from treeprop_ray.data.text import tokenizer_of
 from treeprop_ray.errors import UserError
 from treeprop_ray.inference import early_exit
+from treeprop_ray.inference.adaptive import stored, with_exits
 from treeprop_ray.inference.early_exit import Calibration
+from treeprop_ray.inference.paths import as_path_text, parse_path
+from treeprop_ray.inference.settings import ExportSettings
 from treeprop_ray.models import hf, own
 from treeprop_ray.models.pretrained import TreeNetwork as Pretrained
 from treeprop_ray.models.rnn import TimeNetwork, as_torch_gru
+from treeprop_ray.run.folder import run_settings
+from treeprop_ray.run.reading import open_run
 
 
 def write_hf(chain: nn.Sequential, settings: Settings, folder: Path) -> None:
@@ -103,3 +109,46 @@ def write(module: nn.Module, example: Tensor, folder: Path, info: dict[str, Any]
         "tensors": {k: list(v.shape) for k, v in state.items()},
     }
     (folder / "model.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def export(settings: ExportSettings) -> Path:
+    """Write what the export command asks for; returns the folder."""
+    is_hf = settings.format == "hf"
+    name_of = run_settings(settings.run).model.name
+    if is_hf and name_of != "gpt" and not dotted(name_of):
+        raise UserError(f"format=hf: the run has model.name={name_of}; needs gpt")
+    opened = open_run(settings.run, settings.checkpoint, settings.data_root, settings.storage)
+    of_run, samples, point, network = opened
+    text = as_path_text(settings.path)
+    method = methods.of(of_run)
+    outline = method.outline(of_run, network.tree)
+    adapts = text == "adaptive"
+    if adapts and is_hf:
+        raise UserError("path=adaptive: has no form in Hugging Face; use format=plain")
+    trained = with_exits(network, of_run) if adapts else None
+    path = network.tree.chain if adapts else parse_path(text, outline, method)
+    known = {"adaptive": path, **network.tree.named_paths, **outline.paths}
+    name = (text if text in known else "-".join(map(str, path))) + ("-hf" if is_hf else "")
+    folder = Path(settings.to) if settings.to else Path(settings.run) / "export" / name
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"to={settings.to}: is a file, must be a folder")
+    if is_hf:
+        assert isinstance(network, TreeNetwork)
+        if dotted(name_of):
+            write_pretrained(network, of_run, samples.shape, path, folder)
+        else:
+            write_hf(network.path(path), of_run, folder)
+        return folder
+    about = {
+        "experiment": of_run.experiment, "run": point.meta, "path": path, "data": samples.name,
+    }  # fmt: skip
+    held = len(samples.test) > 1
+    x = samples.read("test", slice(0, 2)).x if held else torch.cat([samples.example.x] * 2)
+    if trained is not None:
+        calibration = stored(settings.run, point.meta["step"])
+        write_adaptive(trained, calibration, samples.inputs(x), folder, {**about, "path": text})
+        return folder
+    write(network.path(path), samples.inputs(x), folder, about)
+    if isinstance(network, TimeNetwork) and path == network.tree.chain:
+        write_torch_gru(network, folder)
+    return folder
