@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treeprop_ray.config.fields import group, walk
-from treeprop_ray.config.groups import Machines, Objective, Records, Run, Training
+from treeprop_ray.config.groups import Records, Run, Training
+from treeprop_ray.config.machines import Machines
 from treeprop_ray.config.names import dotted
-from treeprop_ray.config.nested import TEXTS, Cff, Data, Loss, Model, Probe, Time
+from treeprop_ray.config.nested import TEXTS, Cff, Data, Loss, Model, Probe
+from treeprop_ray.config.objective import Objective
+from treeprop_ray.config.through_time import Time
 from treeprop_ray.errors import UserError
 
 
