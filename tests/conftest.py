@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from treeprop_ray import engine, methods
 from treeprop_ray.config import Settings
 from treeprop_ray.core.network import Blueprint, TreeNetwork
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Split

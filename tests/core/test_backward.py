@@ -12,7 +12,7 @@ from reference import tree_loss
 
 from treeprop_ray.core.network import TreeNetwork
 from treeprop_ray.core.objective import tree_objective
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rng import normal_rows
 from treeprop_ray.core.rule import Piece, Rule
 

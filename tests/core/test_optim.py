@@ -12,7 +12,8 @@ from conftest import engine_of
 from torch import nn
 
 from treeprop_ray import config, data
-from treeprop_ray.core.optim import OptimizerRule, PartOptimizer, global_norm
+from treeprop_ray.core.optim import PartOptimizer, global_norm
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import cut
 from treeprop_ray.errors import TrainingError
 from treeprop_ray.hosts.base import Held, Host, Share, there

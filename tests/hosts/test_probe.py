@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from treeprop_ray.core import factor
 from treeprop_ray.core.network import TreeNetwork
 from treeprop_ray.core.objective import tree_objective
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import Rule, cut
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.engine.local import LocalEngine

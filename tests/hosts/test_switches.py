@@ -9,7 +9,7 @@ from conftest import engine_of, local_engine, tiny_batches, tiny_network
 from reference import tree_loss
 
 from treeprop_ray import config, data, methods
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rng import normal_rows
 from treeprop_ray.core.rule import Rule, cut
 from treeprop_ray.hosts.base import Held, StepReport

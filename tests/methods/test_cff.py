@@ -20,7 +20,7 @@ from torch import Tensor
 from treeprop_ray import config
 from treeprop_ray.core.contrast import contrastive_loss, margin_at
 from treeprop_ray.core.network import edge_of
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.data import Batches, load
 from treeprop_ray.methods.cff import ForwardForward

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from treeprop_ray import config, data, methods
 from treeprop_ray.core.bptt import fused, unrolled
 from treeprop_ray.core.cells import CELLS, GRUCell
-from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
+from treeprop_ray.core.optim import PartOptimizer
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import cut
 from treeprop_ray.core.time_tree import Depth, Readout, TimeRule, first_states
 from treeprop_ray.core.tree import Tree

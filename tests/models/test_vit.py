@@ -20,7 +20,7 @@ from treeprop_ray import config, data
 from treeprop_ray.config import Settings
 from treeprop_ray.core.network import TreeNetwork, count_parameters
 from treeprop_ray.core.objective import tree_objective
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, Shape, Split

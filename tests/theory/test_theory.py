@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, MultivariateNormal, Normal, kl_divergence
 
 from treeprop_ray.core import factor
-from treeprop_ray.core.node import Boundary, TreeNode
+from treeprop_ray.core.boundary import Boundary
+from treeprop_ray.core.node import TreeNode
 from treeprop_ray.core.rng import normal_rows
 from treeprop_ray.core.rule import Rule, cut
 from treeprop_ray.core.tree import SPLITS, Tree

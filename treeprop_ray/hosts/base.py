@@ -21,7 +21,8 @@ from treeprop_ray.core import devices
 from treeprop_ray.core.input_first import input_first
 from treeprop_ray.core.network import part_state
 from treeprop_ray.core.node import Losses, at_once
-from treeprop_ray.core.optim import OptimizerRule, PartOptimizer
+from treeprop_ray.core.optim import PartOptimizer
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import Piece
 from treeprop_ray.core.states import Spec
 from treeprop_ray.data.batches import Batches

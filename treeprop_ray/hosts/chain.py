@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from treeprop_ray.core.boundary import Boundary
 from treeprop_ray.core.network import STEM, edge_name
-from treeprop_ray.core.node import Boundary
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.hosts.base import Held, Share, there

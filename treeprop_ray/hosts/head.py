@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from treeprop_ray.core import devices
+from treeprop_ray.core.boundary import Boundary, Labels
 from treeprop_ray.core.head_sums import as_bytes, from_bytes, parameters_of
 from treeprop_ray.core.network import STEM, edge_name
-from treeprop_ray.core.node import Boundary, Labels
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError

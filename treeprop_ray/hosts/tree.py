@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from treeprop_ray.core import factor
+from treeprop_ray.core.boundary import Boundary
 from treeprop_ray.core.head_sums import HeadSums, Key, as_bytes, from_bytes, parameters_of
 from treeprop_ray.core.network import STEM, edge_name
-from treeprop_ray.core.node import Boundary, TreeNode, add, at_once
+from treeprop_ray.core.node import TreeNode, add, at_once
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Node, Tree
 from treeprop_ray.hosts.base import Held, Share, Verb, there
@@ -23,7 +24,7 @@ from treeprop_ray.schedule.tree import close_key, head_key
 
 
 class TreeHost(BlockHost):
-    """Each verb is a method of TreeNode or Boundary (core/node.py), or belongs to the probe."""
+    """Each verb is a method of TreeNode or Boundary (in core/), or belongs to the probe."""
 
     leads = edge_name(STEM)  # others may wait for z_0 of the next batch
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from treeprop_ray.config import Settings, recurrent
 from treeprop_ray.core.network import Shape, TreeNetwork, edge_name
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.scoring import Score
 from treeprop_ray.core.tree import Tree

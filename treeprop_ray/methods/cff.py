@@ -9,7 +9,7 @@ from typing import Any
 
 from treeprop_ray.config import Settings
 from treeprop_ray.core.network import STEM
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Views
 from treeprop_ray.errors import UserError

@@ -16,7 +16,7 @@ from treeprop_ray.config import Settings, dotted
 from treeprop_ray.core.frozen import frozen_parts
 from treeprop_ray.core.loss import check_targets
 from treeprop_ray.core.network import STEM, Blueprint, Shape, TreeNetwork, edge_name, named
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.scoring import Metric
 from treeprop_ray.core.states import Spec

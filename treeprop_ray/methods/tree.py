@@ -8,7 +8,7 @@ from dataclasses import replace
 from treeprop_ray.config import Settings, dotted, family_of, run_name
 from treeprop_ray.core.frozen import still_in_tree
 from treeprop_ray.core.network import STEM, edge_name
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import JUDGING, Rule
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.errors import UserError

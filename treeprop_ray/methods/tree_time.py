@@ -7,7 +7,7 @@ from dataclasses import replace
 from treeprop_ray.config import Settings, run_name
 from treeprop_ray.core.cells import CELLS
 from treeprop_ray.core.jumps import jumps, window_of
-from treeprop_ray.core.optim import OptimizerRule
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.time_tree import TimeRule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import UserError

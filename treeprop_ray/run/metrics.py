@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treeprop_ray.core.optim import OptimizerRule, global_norm
+from treeprop_ray.core.optim import global_norm
+from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.scoring import Score
 from treeprop_ray.errors import warn
 from treeprop_ray.hosts.base import StepReport
