@@ -64,7 +64,7 @@ def test_each_setting_is_taken_or_refused(key: str, tmp_path: Path) -> None:
         words["compile"] = True
     if key in ("mc_samples", "reduction"):
         words["sigma"] = 0.1
-    if key in ("finish_path", "finish_sweeps"):
+    if key in ("finish_path", "finish_from", "finish_sweeps"):
         words["finish"] = 0.5
     if key == "out":
         words["out"] = str(tmp_path)

@@ -17,7 +17,7 @@ max_failures elastic wave_timeout timeline_steps ray device precision threads mi
 replicas shard_optimizer reduce recompute compile compile_backend
 epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_norms momentum
 betas eps schedule warmup clip finish coarsen finish_path
-finish_sweeps patience
+finish_from finish_sweeps patience
 split family objective alpha beta correction correction_scale input ce_at reduction
 bernoulli levels sigma noise_schedule mc_samples target_gradient detach_levels weights
 model data time probe cff loss

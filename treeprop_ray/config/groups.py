@@ -143,6 +143,14 @@ class Training:
     finish_path: str = opt(
         "full", "the path of the last steps: full (the deployed chain) or spine-k", later=True
     )
+    finish_from: str = opt(
+        "chain",
+        "what the last steps begin with: chain: the chain as the tree has trained it; path: the "
+        "chain as its deepest path, whose auxiliary blocks take the places beside them, followed "
+        "by layers that add nothing yet",
+        choices=["chain", "path"],
+        later=True,
+    )
     finish_sweeps: int = opt(
         0,
         "the last steps by so many sweeps over all blocks of the chain at once, forward and back "

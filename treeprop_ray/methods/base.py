@@ -150,6 +150,11 @@ class Method(ABC):
                 f"finish_sweeps={settings.finish_sweeps}: is for method=tree over blocks, not "
                 f"method={settings.method} model.name={settings.model.name}"
             )
+        if settings.finish_from != "chain" and not self.finishes:
+            raise UserError(
+                f"finish_from={settings.finish_from}: is for method=tree over blocks, not "
+                f"method={settings.method} model.name={settings.model.name}"
+            )
         if (settings.finish or settings.finish_path != "full") and not self.finishes:
             raise UserError(
                 f"finish={settings.finish} finish_path={settings.finish_path}: is for method=tree "
