@@ -40,7 +40,7 @@ class Report(Callback):
         ray.train.report({"step": done, "epoch": run.epoch, **shown})
 
 
-class Workers(TorchTrainer):
+class Workers(TorchTrainer):  # type: ignore[misc]
     """TorchTrainer without the actor that frees the workers' places when their controller is gone.
 
     That actor asks whichever Ray it finds on this machine: beside a second one it takes the
