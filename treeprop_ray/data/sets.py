@@ -108,9 +108,11 @@ class DataSet:
 
     @property
     def labels_per_sample(self) -> int:
+        """How many labels a sample has: 1, or one for each place of a sequence."""
         return self.example.y[0].numel()
 
     def split(self, name: str) -> Source:
+        """The samples of `train`, `validation` or `test`."""
         chosen: Source = getattr(self, name)
         return chosen
 

@@ -50,9 +50,11 @@ class Split:
         return len(self.x)
 
     def take(self, index: Tensor | slice) -> Split:
+        """These samples, in this order."""
         return Split(self.x[index], self.y[index])
 
     def part(self, index: Tensor) -> Split:
+        """A split of these samples alone."""
         return self.take(index)
 
 

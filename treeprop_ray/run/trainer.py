@@ -35,7 +35,12 @@ from treeprop_ray.schedule.ops import STEP
 
 
 class Trainer:
-    """Takes an engine through the steps of a run; without a folder nothing is written."""
+    """Takes an engine through the steps of a run; without a folder nothing is written.
+
+    A callback finds here `settings`, `outline` (the paths by name), `engine` and `log` (from
+    `on_start` on), `folder` (None in a `fit` without a name), `start`, `done` and `total_steps`
+    (steps), `epoch` and `epochs`, `validation` (the last scores), and may call `stop`.
+    """
 
     engine: Engine
     log: Log
