@@ -16,7 +16,7 @@ from treeprop_ray import config, methods
 from treeprop_ray.config import OWN, Settings
 from treeprop_ray.core.network import TreeNetwork, named, part_state
 from treeprop_ray.core.rule import LossRule
-from treeprop_ray.core.scoring import Metric
+from treeprop_ray.core.scoring import Metric, check_name
 from treeprop_ray.data.own import columns_of, own_set
 from treeprop_ray.data.sources import Split
 from treeprop_ray.data.streams import batch_of
@@ -29,7 +29,6 @@ from treeprop_ray.run.trainer import Trainer
 
 WIDE = {"float32", "float64"}  # precisions that are those of the weights themselves
 HALF = {"bfloat16": "bf16", "float16": "fp16"}
-SCORED = {"loss", "accuracy"}
 GIVEN = {"experiment", "model", "data", "time", "split", "family"}  # by network and data
 FOLDER = {
     "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "probe",
@@ -167,8 +166,7 @@ def check_own(
             kind = type(callback).__name__
             raise UserError(f"callbacks: {kind} is no treeprop_ray.Callback; make it a subclass")
     for name in metrics:
-        if name in SCORED:
-            raise UserError(f"metrics={name}: is scored anyway; give yours another name")
+        check_name(name)
     if metrics and splits["validation"] is None and splits["test"] is None:
         raise UserError(f"metrics={', '.join(metrics)}: needs validation=(x, y) or test=(x, y)")
 
