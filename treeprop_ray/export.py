@@ -103,11 +103,13 @@ def run(settings: ExportSettings) -> None:
         }  # fmt: skip
         held = len(samples.test) > 1
         x = samples.read("test", slice(0, 2)).x if held else torch.cat([samples.example.x] * 2)
+        inputs, example = samples.shape.inputs, samples.inputs(x)
+        given = inputs.unpack(example) if inputs else example
         if trained is not None:
             found = stored(settings.run, point.meta["step"])
-            write_adaptive(trained, found, samples.inputs(x), folder, {**about, "path": text})
+            write_adaptive(trained, found, given, folder, {**about, "path": text})
         else:
-            write(network.path(path), samples.inputs(x), folder, about)
+            write(network.path(path), given, folder, about)
         if not adapts and isinstance(network, TimeNetwork) and path == network.tree.chain:
             write_torch_gru(network, folder)
     print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir()))} to {folder}")
