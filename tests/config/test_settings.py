@@ -21,7 +21,8 @@ finish_from finish_sweeps patience
 split family objective alpha beta correction correction_scale input ce_at reduction
 bernoulli levels sigma noise_schedule mc_samples target_gradient detach_levels weights
 model data time probe cff loss
-log_every loggers wandb mlflow eval_every eval_test checkpoint_every storage keep_last keep_best
+log_every loggers wandb mlflow metrics callbacks
+eval_every eval_test checkpoint_every storage keep_last keep_best
 """
 
 MAY_DIFFER = """
@@ -31,7 +32,7 @@ keep_best epochs steps data.root experiment placement hosts head_copies cpus_per
 gpus_per_actor strategy transport in_flight timeline_steps snapshot_every max_failures
 wave_timeout storage recompute eval_test ray.address compile compile_backend ray.num_cpus
 ray.dashboard resume_with_changes probe.every probe.batches probe.draws time.shards patience
-loggers wandb mlflow
+loggers wandb mlflow metrics callbacks
 """
 
 

@@ -203,6 +203,19 @@ class Records:
     )
     wandb: str = opt("", "Weights & Biases project to log to", resumable=True)
     mlflow: str = opt("", "MLflow tracking URI to log to", resumable=True)
+    metrics: list[str] = opt(
+        [],
+        "your own, scored beside the loss after every evaluation: package.module:name of a "
+        "function (outputs, targets) that gives a number, or of what makes one or an object of "
+        "torchmetrics",
+        resumable=True,
+    )
+    callbacks: list[str] = opt(
+        [],
+        "your own, package.module:factory; factory() gives a treeprop_ray.Callback (a class of "
+        "yours is one)",
+        resumable=True,
+    )
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
     eval_test: bool = opt(
         False,
@@ -223,3 +236,13 @@ class Records:
     keep_best: bool = opt(
         True, "also keep the checkpoint with the best validation score", resumable=True
     )
+
+    def check(self) -> None:
+        """The user's own have names of a form, each its own."""
+        for key in ("metrics", "callbacks"):
+            names = getattr(self, key)
+            for name in names:
+                if not dotted(name):
+                    raise UserError(f"{key}={name}: must be package.module:name")
+            if len(set(names)) < len(names):
+                raise UserError(f"{key}=[{','.join(names)}]: one of them is there twice")

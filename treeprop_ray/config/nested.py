@@ -161,7 +161,8 @@ class Data:
     tokenizer: str = opt("bytes", "text: bytes, or GPT-2's BPE", choices=["bytes", "gpt2"])
     samples: int = opt(10000, "training samples of the adding task", low=10, high=10**7)
     columns: str = opt(
-        "", "own data with named columns: those of the inputs and of the labels, e.g. img,label"
+        "",
+        "own data with named columns: of the inputs and, the last, of the labels, e.g. img,label",
     )
     classes: int = opt(
         0, "own data: how many classes; 0 = as its labels or its features say", low=0, high=2**31

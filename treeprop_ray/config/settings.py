@@ -45,6 +45,9 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
                 f"batch={self.batch}"
             )
         self._check_text()
+        for key in ("metrics", "callbacks"):
+            if (names := getattr(self, key)) and self.engine == "train":
+                raise UserError(f"{key}=[{','.join(names)}]: needs engine=local or ray, not train")
         if recurrent(self):
             self._check_recurrent()
         elif not dotted(self.model.name):
@@ -88,6 +91,11 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
             raise UserError(
                 f"loss.name={self.loss.name}: recurrent networks have plain cross_entropy; leave "
                 "out loss.*"
+            )
+        if self.metrics:
+            raise UserError(
+                f"metrics=[{','.join(self.metrics)}]: is for networks of blocks, not "
+                f"model.name={self.model.name}"
             )
         if self.chain_lr != 1:
             raise UserError(

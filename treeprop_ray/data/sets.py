@@ -70,7 +70,9 @@ class DataSet:
     @property
     def shape(self) -> Shape:
         """What a model must know of the data."""
-        return Shape(self.input_shape, self.classes, self.dtype)
+        form = self.example.form
+        inputs = form.as_floats(self.dtype) if form else None
+        return Shape(self.input_shape, self.classes, self.dtype, inputs)
 
     @property
     def batch_counts(self) -> dict[str, int]:

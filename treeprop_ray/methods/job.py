@@ -18,7 +18,7 @@ from treeprop_ray.core.loss import check_targets
 from treeprop_ray.core.network import STEM, Blueprint, Shape, TreeNetwork, edge_name, named
 from treeprop_ray.core.optim import OptimizerRule
 from treeprop_ray.core.rule import Rule
-from treeprop_ray.core.scoring import Metric
+from treeprop_ray.core.scoring import Metric, metrics_of
 from treeprop_ray.core.states import Spec
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, load
@@ -138,6 +138,10 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     if not trained:
         raise UserError(f"freeze={settings.freeze}: leaves nothing to train")
     rule = rule_for(method, settings, recipe.family, data, context)
+    metrics = metrics_of(settings.metrics)
+    if metrics and not (len(data.validation) or len(data.test)):
+        given = ",".join(settings.metrics)
+        raise UserError(f"metrics=[{given}]: {data.name} has neither validation nor test samples")
     return Job(
         method=method,
         settings=settings,
@@ -154,6 +158,7 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
         stem_trains=stem_trains,
         frozen=frozen,
         context=context,
+        metrics=metrics,
         **facts_of(data),
     )
 
