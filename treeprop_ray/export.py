@@ -6,7 +6,8 @@
 Writes into the folder `to`: model.pt2 (the program: `torch.export.load("model.pt2").module()`),
 model.safetensors and model.pt (the weights, `torch.load(..., weights_only=True)`), and model.json
 (path, layers, input shape, parameters). The deployed chain of a GRU also as gru.safetensors and
-readout.safetensors: `torch.nn.GRU(S, H, batch_first=True)` and `torch.nn.Linear(H, classes)`.
+readout.safetensors: `torch.nn.GRU(S, H, batch_first=True)` and `torch.nn.Linear(H, classes)`; of an
+own cell (model.recurrent=true) as cell.safetensors and readout.safetensors: what its factory gave.
 
 path=adaptive, after `evaluate mode=adaptive`, writes the parts of all exits as programs with the
 calibration and early_exit.py, which runs them and needs torch alone.
@@ -63,9 +64,9 @@ def run(settings: ExportSettings) -> None:
     from treeprop_ray.inference.export import (
         write,
         write_adaptive,
+        write_cell,
         write_hf,
         write_pretrained,
-        write_torch_gru,
     )
     from treeprop_ray.inference.paths import as_path_text, parse_path
     from treeprop_ray.models.rnn import TimeNetwork
@@ -73,8 +74,9 @@ def run(settings: ExportSettings) -> None:
     from treeprop_ray.run.reading import open_run
 
     is_hf = settings.format == "hf"
-    name_of = run_settings(settings.run).model.name
-    if is_hf and name_of != "gpt" and not config.dotted(name_of):
+    model = run_settings(settings.run).model
+    name_of = model.name
+    if is_hf and name_of != "gpt" and (model.recurrent or not config.dotted(name_of)):
         raise UserError(f"format=hf: the run has model.name={name_of}; needs gpt")
     opened = open_run(settings.run, settings.checkpoint, settings.data_root, settings.storage)
     of_run, samples, point, network = opened
@@ -109,7 +111,7 @@ def run(settings: ExportSettings) -> None:
         else:
             write(network.path(path), samples.inputs(x), folder, about)
         if not adapts and isinstance(network, TimeNetwork) and path == network.tree.chain:
-            write_torch_gru(network, folder)
+            write_cell(network, folder)
     print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir()))} to {folder}")
 
 

@@ -45,7 +45,10 @@ class TimeMethod(Method):
 
     def network(self, settings: Settings, shape: Shape) -> TimeBlueprint:
         """Cells and readout."""
-        return TimeBlueprint(settings, shape)
+        recipe = TimeBlueprint(settings, shape)
+        if settings.model.recurrent:  # what is wrong with an own cell is said at once
+            recipe.parts(self.part_names(settings), settings.seed, shape.dtype)
+        return recipe
 
     def tree(self, settings: Settings) -> Tree:
         """The tree over the symbols."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treeprop_ray.config import Settings, run_name
+from treeprop_ray.config import Settings, dotted, run_name
 from treeprop_ray.core.cells import CELLS
 from treeprop_ray.core.jumps import jumps, window_of
 from treeprop_ray.core.optim import OptimizerRule
@@ -36,7 +36,7 @@ class TreePropThroughTime(TimeMethod):
         """Actors are given by the depths."""
         super().check(settings)
         model = settings.model.name
-        if model not in CELLS:
+        if model not in CELLS and not dotted(model):
             raise UserError(
                 f"model.name={model}: has no tree over time, a scan goes over it exactly; use "
                 "method=bptt"
