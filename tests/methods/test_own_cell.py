@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,6 +106,9 @@ def test_it_is_trained_resumed_and_exported(command: Command, tmp_path: Path) ->
     assert whole and resumed
     assert all(torch.equal(t, resumed.weights[k]) for k, t in whole.weights.items())
     assert torch.equal(whole.weights["f0/step.unused"], torch.zeros(2))
+
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert summary["cost"] == {"work": 20, "critical_path": 5}
 
     done = command("export", f"run={tmp_path / 'a'}")
     assert done.code == 0, done.err

@@ -59,7 +59,7 @@ COUNTS = {  # settings x seeds
     "objective": 3 * 3,
     "split_rule": 3 * 2 * 3,
     "tt_depth": 8 * 3 + 7 * 2,
-    "tt_newton": 25,
+    "tt_newton": 50,
     "tt_mnist": 32,
     "vit_study": 14,
 }
