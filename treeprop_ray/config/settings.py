@@ -62,7 +62,8 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
     def _check_text(self) -> None:
         """Text needs a language model, and a language model text."""
         model, data = self.model.name, self.data
-        shipped = not dotted(model) and not dotted(data.name)
+        blocks = dotted(model) and not self.model.recurrent
+        shipped = not blocks and not dotted(data.name)
         if shipped and (model == "gpt") != (data.name in TEXTS):
             what = "one of " + ", ".join(TEXTS) if model == "gpt" else "text needs model.name=gpt"
             raise UserError(f"data.name={data.name} with model.name={model}: {what}")
@@ -131,7 +132,7 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
 
 def recurrent(settings: Settings) -> bool:
     """Whether the tree is over time steps."""
-    return settings.model.name in ("gru", "elman", "mingru")
+    return settings.model.recurrent or settings.model.name in ("gru", "elman", "mingru")
 
 
 def family_of(settings: Settings) -> str:

@@ -17,6 +17,7 @@ from treeprop_ray.config import Settings, dotted
 from treeprop_ray.core import tensor_file
 from treeprop_ray.core.cells import GRUCell
 from treeprop_ray.core.network import Shape, TreeNetwork, edge_name
+from treeprop_ray.core.own_cell import OwnCell
 from treeprop_ray.data.text import tokenizer_of
 from treeprop_ray.errors import UserError
 from treeprop_ray.inference import early_exit
@@ -48,14 +49,18 @@ def write_pretrained(
     given.save_pretrained(folder, path)
 
 
-def write_torch_gru(network: TimeNetwork, folder: Path) -> None:
-    """gru.safetensors and readout.safetensors: weights of a torch.nn.GRU and torch.nn.Linear."""
+def write_cell(network: TimeNetwork, folder: Path) -> None:
+    """gru.safetensors, or cell.safetensors for one's own module, and readout.safetensors: weights
+    of a torch.nn.GRU or that module, and of a torch.nn.Linear."""
     parts = network.parts()
     cell, readout = parts["f0"], parts["readout"]
     if isinstance(cell, GRUCell):
         plain = as_torch_gru(cell, readout)  # type: ignore[arg-type]
         tensor_file.save(plain.gru.state_dict(), folder / "gru.safetensors")
         tensor_file.save(plain.readout.state_dict(), folder / "readout.safetensors")
+    elif isinstance(cell, OwnCell):
+        tensor_file.save(cell.step.state_dict(), folder / "cell.safetensors")
+        tensor_file.save(readout.state_dict(), folder / "readout.safetensors")
 
 
 def write_adaptive(
@@ -135,8 +140,9 @@ def write(module: nn.Module, example: Any, folder: Path, info: dict[str, Any]) -
 def export(settings: ExportSettings) -> Path:
     """Write what the export command asks for; returns the folder."""
     is_hf = settings.format == "hf"
-    name_of = run_settings(settings.run).model.name
-    if is_hf and name_of != "gpt" and not dotted(name_of):
+    model = run_settings(settings.run).model
+    name_of = model.name
+    if is_hf and name_of != "gpt" and (model.recurrent or not dotted(name_of)):
         raise UserError(f"format=hf: the run has model.name={name_of}; needs gpt")
     opened = open_run(settings.run, settings.checkpoint, settings.data_root, settings.storage)
     of_run, samples, point, network = opened
@@ -173,5 +179,5 @@ def export(settings: ExportSettings) -> Path:
         return folder
     write(network.path(path), given, folder, about)
     if isinstance(network, TimeNetwork) and path == network.tree.chain:
-        write_torch_gru(network, folder)
+        write_cell(network, folder)
     return folder

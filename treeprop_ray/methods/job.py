@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from treeprop_ray.config import Settings, dotted
+from treeprop_ray.config import Settings, dotted, recurrent
 from treeprop_ray.core.frozen import frozen_parts
 from treeprop_ray.core.loss import check_targets
 from treeprop_ray.core.network import STEM, Blueprint, Shape, TreeNetwork, edge_name, named
@@ -121,7 +121,7 @@ def rule_for(
 def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job of settings; `data` gives shapes and counts, hosts load what they need themselves."""
     method = of(settings)
-    if not data.classes and not dotted(settings.model.name):
+    if not data.classes and (recurrent(settings) or not dotted(settings.model.name)):
         raise UserError(
             f"data.classes=0: model.name={settings.model.name} must know how many classes "
             f"{data.name} has; say it"

@@ -67,12 +67,12 @@ def for_inputs(recipe: Blueprint, shape: Shape) -> Blueprint:
     return replace(recipe, stem=partial(unpacking, recipe.stem, shape.inputs))
 
 
-def own(settings: Settings, shape: Shape) -> Any:
-    """What the user's factory gives."""
+def own(settings: Settings, shape: Shape | int, key: str = "network") -> Any:
+    """What the user's factory gives for the shape of the data, or for the inputs of a cell."""
     name = settings.model.name
     factory = imported("model.name", name)
     try:
-        with seeded(settings.seed, "init", "network"):
+        with seeded(settings.seed, "init", key):
             return factory(settings.model, shape)
     except UserError:
         raise
