@@ -207,7 +207,7 @@ def test_generate_and_hugging_face_export(command: Command, tmp_path: Path) -> N
     assert sampled.code == 0
     timed = command("bench", "generate", f"run={run}", "rounds=1", "steps=1", f"out={tmp_path}")
     table = (tmp_path / "bench_generate.md").read_text()
-    assert timed.code == 0 and table.count("| greedy ") == 8 and "| no  " not in table
+    assert timed.code == 0 and table.count("| greedy ") == 12 and "| no  " not in table
 
     _, samples, _, network = open_run(str(run), "last", None)
     x = samples.inputs(samples.test.x[:2])
