@@ -92,6 +92,7 @@ class Host(Copied):
         self.sizes: dict[int, Losses] = {}  # tree: of corrections (core/node.py)
         self.held: dict[int, Held] = {}  # per piece of the batch
         self.current: AtHand | None = None  # the batch of this step
+        self.repeats = 1  # how often it stands there
         self.place: int | None = None  # where in the network work is going on
         self.awaited = False  # whether other hosts wait for the call under way
         self.later: list[Callable[[], None]] = []  # what nobody waits for
@@ -190,12 +191,18 @@ class Host(Copied):
     def places(self, piece: Piece, copies: int = 1) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a piece; `copies` of the batch stand one after another."""
         if self.current is None or self.current.step != piece.step:
+            self.repeats = copies
             began = time.perf_counter()
             self.current = self._read(piece, copies)
             self.data_seconds += time.perf_counter() - began
         at = self.current
         rows = slice(piece.start - at.first, piece.stop - at.first)
         return at.x[rows], at.y[rows]
+
+    def fetch(self, piece: Piece) -> None:
+        """Read a batch before it is asked for, if this host has read one before."""
+        if self.current is not None:
+            self.places(piece, self.repeats)
 
     def _read(self, piece: Piece, copies: int) -> AtHand:
         assert self.batches is not None
