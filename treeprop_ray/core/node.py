@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from treeprop_ray.core import factor
 from treeprop_ray.core.loss import counted
 from treeprop_ray.core.objective import correction_by_product, correction_of, head_loss
-from treeprop_ray.core.rng import derive, normal_rows
+from treeprop_ray.core.rng import derive, draws, normal_rows
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Node, Tree
 
@@ -129,6 +129,7 @@ class TreeNode:
         self.tree, self.node, self.rule, self.run, self.back = tree, node, rule, run, back
         self.scale = scale
         self.left, self.right = left, right
+        self.draws = {"left": draws(left), "right": right is not None and draws(right)}
         self.wants_adj_l = rule.sends_left(node, stem_trains)
         self.wants_adj_r = rule.sends_right(tree, node)
         self.sigma = factor.sigma_at(rule.sigma, node.level, tree.depth, rule.noise_schedule)
@@ -256,8 +257,10 @@ class TreeNode:
         gradient = gradient if scale == 1 else factor.full(gradient) / scale
         return correction_of(gradient, self.rule, counted, mu_fwd)
 
-    def _key(self, side: str, piece: Piece) -> int:
-        """Seed for randomness inside a block (dropout)."""
+    def _key(self, side: str, piece: Piece) -> int | None:
+        """Seed for randomness inside a block (dropout), if there may be any."""
+        if not self.draws[side]:
+            return None
         return derive(self.rule.seed, "block", piece.step, self.node.n, side, piece.index)
 
 
@@ -283,6 +286,7 @@ class Boundary:
         self.scale = scale
         self.tree, self.stem, self.head, self.rule, self.run = tree, stem, head, rule, run
         self.stem_trains = any(p.requires_grad for p in stem.parameters())
+        self.stem_draws = draws(stem)
         self.z_0: dict[int, Tensor] = {}
         self.labels: dict[int, Labels] = {}
         self.losses: dict[int, Losses] = {node.n: Losses() for node in tree.spine}
@@ -293,8 +297,8 @@ class Boundary:
         self.labels[piece.index] = Labels(
             y, counted(self.rule.loss, y) if labels is None else labels
         )
-        seed = derive(self.rule.seed, "block", piece.step, 0, "stem", piece.index)
-        z_0 = self.run(self.stem, x, seed)
+        words = (self.rule.seed, "block", piece.step, 0, "stem", piece.index)
+        z_0 = self.run(self.stem, x, derive(*words) if self.stem_draws else None)
         if self.stem_trains:
             self.z_0[piece.index] = z_0
         return z_0.detach()
