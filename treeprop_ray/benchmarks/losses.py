@@ -33,7 +33,7 @@ from treeprop_ray.reporting.tables import markdown, write_table
 from treeprop_ray.run import checkpoint, shards
 from treeprop_ray.run.storage import Disk
 
-COPIES = ["replicas=2", "placement=packed", "snapshot_every=1", "max_failures=1000"]
+COPIES = ["replicas=2", "placement=packed", "max_failures=1000"]
 BETWEEN = 4  # steps before a loss and after it
 STEPS = 10**4  # that the run would have
 META = {"epoch": 0, "split": "floor", "best": {}, "wall_seconds": 0.0}

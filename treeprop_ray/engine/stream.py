@@ -105,10 +105,12 @@ class StreamActor(HostActor):
                     assert self.wire is not None
                     told = self.wire.exchange(report.square_norms, self.peers)
                     squares = [report.square_norms, *told]
-                weights = self._apply(step, squares)
+                updated = self._apply(step, squares)
                 if self.role.shards:
                     assert self.ring is not None
-                    self.renew(step, *self.ring.tell(transport.arriving(weights)))
+                    weights, slots = map(transport.arriving, updated)
+                    kept = self.ring.hand_on(slots) if self.role.versions else None
+                    self.renew(step, kept, *self.ring.tell(weights))
         return report
 
     def _sums(self, step: int) -> list[Any]:
