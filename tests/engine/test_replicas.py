@@ -205,13 +205,13 @@ def test_losses_repeat_few_steps_and_change_no_bit(
     local_ray: None, cold_actors: None, transport: str, shard: str
 ) -> None:
     """`bench losses` in short: in a recovery, where both copies go, and in a checkpoint."""
-    more = ["hosts=1", f"transport={transport}", f"shard_optimizer={shard}"]
+    more = ["replicas=2", "hosts=1", f"transport={transport}", f"shard_optimizer={shard}"]
     words = [*losses.WORDS, *losses.COPIES, *more]
     crew = losses.on_actors(words, losses.STEPS)
     run = losses.Disturbed(crew, random.Random(1))
     try:
-        losses.lost_in_recovery(run, 2)
-        losses.lost_in_checkpoint(run, 1)
+        losses.lost_in_recovery(run, 2, losses.actors)
+        losses.lost_in_checkpoint(run, 1, losses.actors)
     finally:
         crew.close()
     assert crew.recovery.failures >= 2 and run.equal
