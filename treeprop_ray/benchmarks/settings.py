@@ -54,7 +54,7 @@ class BenchSettings:
     )
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
-    losses: int = opt(50, "losses: how many, of all kinds together", low=10)
+    losses: int = opt(50, "losses: how many, of all kinds together", low=15)
     depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
     runs: str = opt(RUNS, "baselines: folder that holds the runs to read")
     batch: int = opt(2, "gpt: windows in a batch", low=1)

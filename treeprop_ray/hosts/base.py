@@ -268,14 +268,22 @@ class Host(Copied):
 
     def own_state(self) -> State:
         """Of all parts that live here, whoever else has them too."""
+        weights, slots = ({k: t.clone() for k, t in part.items()} for part in self.state_now())
+        return weights, slots | self.stands()
+
+    def state_now(self) -> State:
+        """Weights and slots, not copied: the next update changes them."""
         self.catch_up()
-        slots = {key: value.clone() for key, value in self.optimizer.state().items()}
         weights = {
-            f"{name}/{key}": value.detach().cpu().clone()
+            f"{name}/{key}": value.detach().cpu()
             for name, module in self.parts.items()
             for key, value in module.state_dict().items()
         }
-        return weights, slots | (self.batches.state() if self.batches else {})
+        return weights, self.optimizer.state()
+
+    def stands(self) -> dict[str, Tensor]:
+        """Where the stream stands that is read here, if one is."""
+        return self.batches.state() if self.batches else {}
 
     def shapes(self) -> dict[str, Tensor]:
         """Weights and buffers as tensors without numbers."""
