@@ -46,8 +46,8 @@ def test_own_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_own_cell_trains_alike_on_both_engines(tmp_path: Path) -> None:
-    words = [f"out={tmp_path}", "epochs=1", "model.blocks=3", "threads=1"]
-    there = ["engine=ray", "placement=packed", "hosts=2", "ray.num_cpus=2"]
+    words = [f"out={tmp_path}", "epochs=3", "time.depth=2", "threads=1", "log_every=10"]
+    there = ["engine=ray", "ray.num_cpus=2", "cpus_per_actor=0.5"]
     for more in (["name=a"], [*there, "name=b"]):  # as a script, whose folder Ray's workers search
         command = [sys.executable, str(EXAMPLES / "own_cell.py"), *words, *more]
         ran = subprocess.run(command, capture_output=True, text=True)
@@ -56,6 +56,7 @@ def test_an_own_cell_trains_alike_on_both_engines(tmp_path: Path) -> None:
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert summary["final"]["test"]["full"]["accuracy"] > 0.2
+    assert {key.partition("/")[0] for key in a} == {"f0", "f1", "readout"}
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

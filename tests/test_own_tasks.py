@@ -30,6 +30,7 @@ TASKS: dict[str, tuple[str, str, Any]] = {  # data -> network, loss, and torch's
     "masked": ("filler", "cross_entropy", token_loss),
 }  # fmt: skip
 SMALL = ["experiment=digits", "family=gaussian", "batch=16", "epochs=2", "lr=0.01"]
+RAY = ["engine=ray", "placement=packed", "hosts=2"]
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +60,20 @@ def assert_same(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_is_trained_probed_evaluated_and_exported(
-    task: str, command: Command, tmp_path: Path
+    task: str, command: Command, tmp_path: Path, local_ray: None
 ) -> None:
-    done = command("train", *words_of(task, tmp_path, "a"), "probe.every=4", "probe.batches=1")
-    assert done.code == 0, done.err
+    """With actors as in one process; what comes after is asked of the run with actors."""
+    for name, where in (("one", []), ("a", RAY)):
+        words = [*words_of(task, tmp_path, name), "probe.every=4", "probe.batches=1", *where]
+        done = command("train", *words)
+        assert done.code == 0, done.err
+    assert_same(tmp_path / "one", tmp_path / "a")
     run = tmp_path / "a"
-    scores = json.loads((run / "summary.json").read_text())["final"]["test"]["full"]
+    summary, other = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("a", "one")
+    )
+    assert summary["final"] == other["final"]
+    scores = summary["final"]["test"]["full"]
     assert ("accuracy" in scores) == (task != "regression")
 
     exported = command("export", f"run={run}")
@@ -80,8 +89,11 @@ def test_a_task_is_trained_probed_evaluated_and_exported(
     shown = f"{scores['loss']:.4g}" if task == "regression" else f"{100 * scores['accuracy']:.2f} %"
     assert shown in told.out
 
-    probed = command("probe", f"run={run}", "batches=1", "draws=2")
-    assert probed.code == 0, probed.err
+    for name, engine in (("one", "local"), ("a", "ray")):
+        words = [f"run={tmp_path / name}", "batches=1", "draws=2", f"engine={engine}"]
+        probed = command("probe", *words)
+        assert probed.code == 0, probed.err
+    assert (run / "probe.csv").read_text() == (tmp_path / "one" / "probe.csv").read_text()
     rows = pd.read_csv(run / "probe.csv")
     assert list(rows["step"])[-1] == 8 and len(rows) >= 3
 
@@ -109,7 +121,7 @@ def test_a_stream_over_the_stream_transport_equals_one_process(
     command: Command, tmp_path: Path, local_ray: None
 ) -> None:
     own = ["data.name=own_tasks:stream", "model.name=own_tasks:tagger", "data.classes=3"]
-    there = ["engine=ray", "placement=packed", "hosts=2", "transport=stream", "cpus_per_actor=0.5"]
+    there = [*RAY, "transport=stream", "cpus_per_actor=0.5"]
     for name, where in (("one", []), ("two", there)):
         words = [*SMALL, *own, f"out={tmp_path}", f"name={name}", "steps=6", *where]
         done = command("train", *words)
@@ -117,22 +129,25 @@ def test_a_stream_over_the_stream_transport_equals_one_process(
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
-def test_a_sweep_over_own_data_equals_runs_of_the_same_settings(
+def test_a_sweep_over_own_data_and_an_own_network_equals_a_run_of_the_same_settings(
     command: Command, tmp_path: Path, local_ray: None
 ) -> None:
-    own = 'data.name: "own_tasks:regression", model.name: "own_tasks:regressor", loss.name: mse'
+    """A model of Hugging Face, in trials in one process and with actors of their own."""
+    own = 'data.name: "own_tasks:masked", model.name: "own_tasks:hub"'
+    there = "placement: packed, hosts: 2, cpus_per_actor: 0.5"
     space = tmp_path / "mine.yaml"
     space.write_text(
         "title: mine\nbase: digits\nbases: {digits: {settings: {family: gaussian, batch: 16, "
-        f"epochs: 2, {own}}}}}}}\nspace: {{lr: [0.01, 0.001]}}\nseeds: [1]\n"
-        "metric: validation/full/loss\n"
+        f"epochs: 1, lr: 0.01, timeline_steps: 0, {own}, {there}}}}}}}\n"
+        "space: {engine: [local, ray]}\nseeds: [1]\nmetric: validation/full/loss\n"
     )
     done = command("tune", f"sweep={space}", f"storage={tmp_path / 's'}", f"out={tmp_path / 'o'}")
     assert done.code == 0, done.err
-    (run,) = [
-        p.parent for p in (tmp_path / "s" / "mine").glob("*/summary.json")
-        if "lr=0.01" in json.loads(p.read_text())["command"]
-    ]  # fmt: skip
-    assert command("train", *words_of("regression", tmp_path, "alone")).code == 0
-    assert_same(run, tmp_path / "alone")
-    assert "best" in done.out
+    assert "best: engine=" in done.out
+    runs = [path.parent for path in (tmp_path / "s" / "mine").glob("*/summary.json")]
+    assert len(runs) == 2
+    words = ["data.name=own_tasks:masked", "model.name=own_tasks:hub", "epochs=1"]
+    done = command("train", *SMALL, *words, f"out={tmp_path}", "name=alone")
+    assert done.code == 0, done.err
+    for run in runs:
+        assert_same(run, tmp_path / "alone")

@@ -5,6 +5,7 @@
     python -m treeprop_ray.bench hop                    # one hop: object store, stream, bare wire
     python -m treeprop_ray.bench span                   # level waves against a chain of actors
     python -m treeprop_ray.bench span transport=both    # short blocks, object store and stream
+    python -m treeprop_ray.bench span transport=both hosts=16 t=[2,5]   # many actors: its own page
     python -m treeprop_ray.bench tt                     # recurrent: TreeProp-TT over BPTT
     python -m treeprop_ray.bench tt_span                # the same on emulated devices
     python -m treeprop_ray.bench faults                 # twenty killed actors

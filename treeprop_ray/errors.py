@@ -1,11 +1,24 @@
-"""What ends a command with one line: bad input (exit code 2), failed runs (1); see `cli.main`."""
+"""What ends a command with one line: bad input (exit code 2), failed runs (1); see `cli.main`.
 
+No line shows the credentials of an address.
+"""
+
+import re
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import Any
 
 TERMINATED = 128 + 15  # the exit code after SIGTERM
+HIDDEN = "***"
+# user:password@, of a path made of the address too (s3:/…), or with a slash in the password
+_USER = re.compile(r"(\w:/{1,2})(?:[^/\s]+|[^/\s:@]+:(?!\d+/)[^\s@]+)@")
+_QUERY = re.compile(
+    r"((?:^|[?&;])[^=&;\s]*(?:key|token|secret|sig|signature|password|credential)[^=&;\s]*=)"
+    r"[^&;\s]+",
+    re.IGNORECASE,
+)
 
 
 class UserError(Exception):
@@ -28,6 +41,15 @@ class Terminated(SystemExit):
         self.saved = saved
 
 
+def hidden(value: Any) -> Any:
+    """A text without the credentials of the addresses in it; other values as they are."""
+    if not isinstance(value, str) or ":/" not in value:
+        return value
+    value = _USER.sub(rf"\1{HIDDEN}@", value)
+    start = value.index(":/")
+    return value[:start] + _QUERY.sub(rf"\1{HIDDEN}", value[start:])
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text."""
     return (str(error).strip().splitlines() or [repr(error)])[0]
@@ -35,7 +57,7 @@ def first_line(error: BaseException) -> str:
 
 def one_line(error: BaseException) -> str:
     """The text of an error; what would break the line (from a file or a value) is written out."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in hidden(str(error)))
 
 
 def place_of(error: BaseException) -> str:
@@ -60,4 +82,4 @@ def told_at(where: str, error: Exception) -> "TrainingError | UserError":
 
 def warn(text: str) -> None:
     """A warning line that does not stop the run."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    print(f"warning: {hidden(text)}", file=sys.stderr, flush=True)

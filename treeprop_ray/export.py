@@ -6,7 +6,8 @@
 Writes into the folder `to`: model.pt2 (the program: `torch.export.load("model.pt2").module()`),
 model.safetensors and model.pt (the weights, `torch.load(..., weights_only=True)`), and model.json
 (path, layers, input shape, parameters). The deployed chain of a GRU also as gru.safetensors and
-readout.safetensors: `torch.nn.GRU(S, H, batch_first=True)` and `torch.nn.Linear(H, classes)`.
+readout.safetensors: `torch.nn.GRU(S, H, batch_first=True)` and `torch.nn.Linear(H, classes)`; of an
+own cell (model.recurrent=true) as cell.safetensors and readout.safetensors: what its factory gave.
 
 path=adaptive, after `evaluate mode=adaptive`, writes the parts of all exits as programs with the
 calibration and early_exit.py, which runs them and needs torch alone.

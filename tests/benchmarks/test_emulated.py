@@ -9,16 +9,25 @@ from itertools import pairwise
 import pytest
 import torch
 
+from treeprop_ray import bench
 from treeprop_ray.benchmarks import pipeline_span
 from treeprop_ray.benchmarks.alarm import Alarm
 from treeprop_ray.benchmarks.emulated import HOSTS, EmulatedHost, Emulation, Price, local_ray
 from treeprop_ray.benchmarks.peer import Sleeper
-from treeprop_ray.benchmarks.span import Strict, as_the_paper, chain_calls, tree_calls
+from treeprop_ray.benchmarks.span import (
+    TIMES,
+    Strict,
+    as_the_paper,
+    chain_calls,
+    times_of,
+    tree_calls,
+)
 from treeprop_ray.benchmarks.span_cff import layer_by_layer, layer_calls
-from treeprop_ray.benchmarks.span_wire import far_chain
+from treeprop_ray.benchmarks.span_wire import AIMED, Hops, aim, allowed, far_chain, row_of
 from treeprop_ray.benchmarks.tt_span import UNIT, by_depth, by_symbol, span_of, time_calls
 from treeprop_ray.core.rule import Rule, cut
 from treeprop_ray.core.tree import Tree
+from treeprop_ray.errors import UserError
 from treeprop_ray.schedule.chain import one_chain_step
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import pack
@@ -129,3 +138,21 @@ def test_the_same_actors_play_one_schedule_after_the_other(transport: str) -> No
         assert emulation.seconds(steps=6, in_flight=HOSTS) > 0
         assert driver.actors == actors
     assert not driver.actors
+
+
+def test_the_times_of_a_block_can_be_chosen() -> None:
+    assert times_of(bench.load(["span"]), TIMES) == [5, 20, 50]
+    assert times_of(bench.load(["span", "t=[2,0.5,2]"]), TIMES) == [2, 0.5]
+    with pytest.raises(UserError, match=r"t=0: ms of a block, from 0\.1 to 1000"):
+        times_of(bench.load(["span", "t=[0]"]), TIMES)
+
+
+def test_a_table_of_one_transport_compares_it_with_the_ideal_alone() -> None:
+    hops = Hops(gloo=0.0001, wire=0.0001, crowd=0.0005)
+    row = row_of({"stream": (0.015, 0.04)}, 8, 2, hops)
+    assert row["stream reaches (%)"] == 80 and row["all hop at once reach (%)"] == 83
+    assert "store" not in " ".join(row) and aim([row]).startswith("One transport")
+    assert "t = 2 ms: 83 to 83 %" in allowed([row], 16)
+    both = row_of({"store": (0.02, 0.05), "stream": (0.015, 0.04)}, 8, 2, hops)
+    assert "Missed: t = 2, N = 8." in aim([both])
+    assert all(f"t = {t}, N = {N}" in aim([both]) for t, N in AIMED)

@@ -25,7 +25,9 @@ def test_every_way_to_decode_has_a_row(
     assert result.code == 0, result.err
     with (tmp_path / "o" / "bench_generate.csv").open(newline="") as f:
         rows = list(csv.DictReader(f))
-    drafts = {name: [r["draft"] for r in rows if r["run"] == name] for name in "ab"}
+    whole = [r for r in rows if r["tokens"] == "10"]
+    drafts = {name: [r["draft"] for r in whole if r["run"] == name] for name in "ab"}
+    assert [r["draft"] for r in rows if r["tokens"] == "3"] == ["-", "auto"] * 4
     assert drafts["a"] == ["-", "spine-1", "spine-2", "auto"] * 2
     assert drafts["b"] == ["-", "spine-1", "spine-2", "spine-3", "auto"] * 2
     for row in rows:

@@ -17,6 +17,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 from treeprop_ray import config, doctor, tune
 from treeprop_ray.config.spaces import shipped
+from treeprop_ray.engine.runtime import TASK_EVENTS
 
 ROOT = Path(__file__).parent.parent.parent
 CLUSTERS = ROOT / "clusters"
@@ -55,7 +56,7 @@ def test_the_token_is_on_and_the_dashboard_on_loopback(name: str) -> None:
         assert len(starts) == 1 and "RAY_AUTH_MODE=token ray start" in starts[0]
     head = config["head_start_ray_commands"][-1]
     assert "--dashboard-host=127.0.0.1" in head
-    assert "RAY_task_events_max_num_task_in_gcs=5000" in head
+    assert f"RAY_task_events_max_num_task_in_gcs={TASK_EVENTS} " in head
     assert config["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     text = (CLUSTERS / name).read_text()
     assert not re.search(r"0\.0\.0\.0|AUTH_MODE=disabled", text)
@@ -135,6 +136,8 @@ def test_ray_reads_the_kubernetes_manifest(spec: str) -> None:
         assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim
         (container,) = pod["containers"]
         assert container["image"].endswith(f":{ray.__version__}-py311-gpu")
+        bound = {"name": "RAY_task_events_max_num_task_in_gcs", "value": str(TASK_EVENTS)}
+        assert bound in container["env"]
         assert {"/mnt/shared", "/dev/shm"} == {m["mountPath"] for m in container["volumeMounts"]}
 
 

@@ -16,6 +16,7 @@ from treeprop_ray.core.network import Blueprint, Shape
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.methods import weighing
 from treeprop_ray.methods.auto import decided, suits
+from treeprop_ray.reporting import planning
 from treeprop_ray.schedule.cluster import Cluster
 
 Command = Callable[..., Result]
@@ -149,3 +150,10 @@ def test_blocks_that_cannot_be_weighed_get_every_device() -> None:
     assert "not weighed" in choice.why[0] and choice.settings == settings
     plan = methods.of(settings).plan(choice.settings, Tree(4), cluster)
     assert len(plan.names) == 4
+
+
+def test_times_are_read_at_a_glance() -> None:
+    """Milliseconds, from a thousand of them on seconds; a large factor has no decimals."""
+    told = [planning.duration(s) for s in (0.0046, 0.37232, 0.9994, 0.9996, 2.824, 93.4, 1234.6)]
+    assert told == ["4.6 ms", "372 ms", "999 ms", "1 s", "2.82 s", "93.4 s", "1235 s"]
+    assert [planning.times(f) for f in (1.284, 9.96, 73.03)] == ["1.28", "9.96", "73"]

@@ -13,25 +13,27 @@ ORDER = """
 experiment name out fresh init_from init_strict resume_with_changes seed method
 engine placement hosts head_copies cpus_per_actor gpus_per_actor strategy transport in_flight
 snapshot_every
+keep_steps
 max_failures elastic wave_timeout timeline_steps ray device precision threads microbatches
 replicas shard_optimizer reduce recompute compile compile_backend
 epochs steps batch accumulate freeze optimizer lr chain_lr weight_decay decay_norms momentum
 betas eps schedule warmup clip finish coarsen finish_path
-finish_sweeps patience
+finish_from finish_sweeps patience
 split family objective alpha beta correction correction_scale input ce_at reduction
 bernoulli levels sigma noise_schedule mc_samples target_gradient detach_levels weights
 model data time probe cff loss
-log_every loggers wandb mlflow eval_every eval_test checkpoint_every storage keep_last keep_best
+log_every loggers wandb mlflow metrics callbacks
+eval_every eval_test checkpoint_every storage keep_last keep_best
 """
 
 MAY_DIFFER = """
 elastic shard_optimizer
 data.epoch_steps name out fresh engine device threads log_every checkpoint_every keep_last
 keep_best epochs steps data.root experiment placement hosts head_copies cpus_per_actor
-gpus_per_actor strategy transport in_flight timeline_steps snapshot_every max_failures
+gpus_per_actor strategy transport in_flight timeline_steps snapshot_every keep_steps max_failures
 wave_timeout storage recompute eval_test ray.address compile compile_backend ray.num_cpus
 ray.dashboard resume_with_changes probe.every probe.batches probe.draws time.shards patience
-loggers wandb mlflow
+loggers wandb mlflow metrics callbacks
 """
 
 

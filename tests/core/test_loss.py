@@ -228,22 +228,23 @@ class Largest:
         return torch.tensor(self.value)
 
 
-@pytest.mark.parametrize("more", [{}, RAY], ids=["local", "ray"])
-def test_metrics_of_ones_own_are_scored_beside_the_loss(
-    more: dict[str, Any], local_ray: None
-) -> None:
-    net, x, y, words = task("mse")
-    watch, metrics = Watch(), {"mae": mean_error, "largest": Largest()}
-    treeprop_ray.fit(
-        net, x, y, validation=(x, y), callbacks=[watch], metrics=metrics, epochs=1, batch=16,
-        **words, **more,
-    )  # fmt: skip
-    with torch.no_grad():
-        error = (net(x) - y).abs()
-    full = watch.summary["final"]["validation"]["full"]
-    assert full["mae"] == pytest.approx(float(error.mean()), rel=1e-5)
-    assert full["largest"] == pytest.approx(float(error.max()), rel=1e-5)
-    assert watch.summary["final"]["validation"]["spine-1"].keys() == full.keys()
+def test_metrics_of_ones_own_are_scored_beside_the_loss(local_ray: None) -> None:
+    weights = []
+    for more in ({}, RAY):
+        net, x, y, words = task("mse")
+        watch, metrics = Watch(), {"mae": mean_error, "largest": Largest()}
+        treeprop_ray.fit(
+            net, x, y, validation=(x, y), callbacks=[watch], metrics=metrics, epochs=1, batch=16,
+            **words, **more,
+        )  # fmt: skip
+        with torch.no_grad():
+            error = (net(x) - y).abs()
+        full = watch.summary["final"]["validation"]["full"]
+        assert full["mae"] == pytest.approx(float(error.mean()), rel=1e-5)
+        assert full["largest"] == pytest.approx(float(error.max()), rel=1e-5)
+        assert watch.summary["final"]["validation"]["spine-1"].keys() == full.keys()
+        weights.append(watch.weights)
+    assert all(torch.equal(weights[0][key], value) for key, value in weights[1].items())
 
 
 def test_metrics_that_cannot_be_are_one_line() -> None:
@@ -259,15 +260,24 @@ def test_metrics_that_cannot_be_are_one_line() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_metrics_of_torchmetrics_are_taken() -> None:
+def test_metrics_of_torchmetrics_are_taken(local_ray: None) -> None:
     import treeprop_ray.core.vision  # torchmetrics imports torchvision
 
     torchmetrics = pytest.importorskip("torchmetrics")
-    net, x, y, words = task("mse")
-    metrics = {"mae": torchmetrics.MeanAbsoluteError(), "r2": torchmetrics.R2Score()}
-    scores = treeprop_ray.fit(
-        net, x, y, validation=(x, y), metrics=metrics, epochs=1, batch=16, **words
-    ).scores["validation"]
+    results = []
+    for more in ({}, RAY):
+        net, x, y, words = task("mse")
+        metrics = {"mae": torchmetrics.MeanAbsoluteError(), "r2": torchmetrics.R2Score()}
+        results.append(
+            treeprop_ray.fit(
+                net, x, y, validation=(x, y), metrics=metrics, epochs=1, batch=16, **words, **more
+            )
+        )
+    one, many = results
+    scores = one.scores["validation"]
+    assert scores == many.scores["validation"]
+    state = many.network.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in one.network.state_dict().items())
     with torch.no_grad():
         out = net(x)
         mean = torchmetrics.functional.mean_absolute_error(out, y)

@@ -14,14 +14,15 @@ from treeprop_ray.core.tree import Tree
 
 
 def seeds(step: int, n: int = 2, index: int = 0, seed: int = 1) -> list[int]:
-    """The seeds with which the two blocks of a node are run."""
-    tree, drawn = Tree(8), []
+    """The seeds with which the two blocks of a node are run, if they may draw."""
+    tree = Tree(8)
+    drawn: list[int] = []
 
     def run(block: nn.Module, z: torch.Tensor, key: int) -> torch.Tensor:
         drawn.append(key)
         return block(z)
 
-    parts = nn.Linear(3, 3), nn.Linear(3, 3)
+    parts = (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0)) for _ in range(2))
     node = TreeNode(tree, tree.nodes[n], *parts, Rule(seed=seed), True, run)
     piece = Piece(step, index, 0, 2, 2)
     node.lift(torch.ones(2, 3), piece)

@@ -268,7 +268,7 @@ class Broken(MapStyle):
         ((X, Y[:-1]), {}, "train x has 50 samples, y has 49 labels"),
         ((X[:0], Y[:0]), {}, "train: has no samples"),
         ((X,), {}, "train: Tensor is none of tensors or arrays"),
-        (((X, Y, Y),), {}, "must give pairs"),
+        (([(1.0, 2)] * 3,), {}, "must give pairs"),
         ((MapStyle(X[:0]),), {}, "train: has no samples"),
         ((Plain(0),), {}, "train: has no samples"),
         ((Plain(3),), {}, "a pass has no whole batch of 8"),

@@ -104,6 +104,44 @@ def test_an_answer_is_not_waited_for_as_long_as_for_many_steps(
     assert len(driver.flight) == 1  # steps go on
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_loss_in_a_later_call_is_heard_while_the_oldest_is_under_way(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """transport=stream: an actor that waits for nobody goes on for many steps."""
+
+    class Crew:
+        def get(self, refs: list[str], timeout: float) -> list[str]:
+            if "killed" in refs or late:
+                raise ActorLost(f"{len(refs)} calls")
+            return refs
+
+    done = {"a 0", "b 0", "b 1"}
+
+    def get(ref: str) -> None:
+        if ref == "killed":
+            raise ActorLost(ref)
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: ([r for r in refs if r in done], []))
+    driver = StreamDriver.__new__(StreamDriver)
+    driver.crew, driver.chunk, driver.wave_timeout = Crew(), 8, 20.0  # type: ignore[assignment]
+    driver.plan = type("Plan", (), {"names": ["r/host-0"]})  # type: ignore[assignment]
+    driver._gauges = type("Gauges", (), {"landed": lambda self, count: None})()
+    driver.flight = deque([["a 0", "b 0"], ["a 1", "b 1"]])
+    if late:
+        done.clear()
+        with pytest.raises(ActorLost, match="2 calls"):
+            driver._land()
+        return
+    driver._land()
+    assert list(driver.flight) == [["a 1", "b 1"]]
+    done.add("killed")
+    driver.flight.append(["killed", "b 2"])
+    with pytest.raises(ActorLost, match="4 calls"):  # a 1 is under way
+        driver._land()
+
+
 # -- episodes -------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ import pytest
 import ray
 import ray.data
 import torch
-from conftest import tiny_network
+from conftest import StopAt, Stopped, tiny_network
 from own_data import WORDS, MapStyle, Noisy, Plain, Stateful, X, Y, rows
 from ray import cloudpickle
 from torch import Tensor
@@ -75,6 +75,16 @@ def test_own_data_trains_on_ray_as_in_one_process(kind: str) -> None:
     make, words = KINDS[kind]
     expected = trained(make(), validation=make(), **words)
     assert_same(trained(make(), validation=make(), **words, **RAY), expected)
+
+
+@pytest.mark.parametrize("kind", ["map-style", "stateful"])
+def test_a_stopped_run_goes_on_as_one_process_goes_through(kind: str, tmp_path: Path) -> None:
+    make, words = KINDS[kind]
+    expected = trained(make(), **words)
+    words = {**words, "name": "r", "out": str(tmp_path), "checkpoint_every": 5, **RAY}
+    with pytest.raises(Stopped):
+        trained(make(), callbacks=[StopAt(8)], **words)
+    assert_same(trained(make(), **words), expected)
 
 
 class Kill(Callback):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import ray
@@ -10,6 +13,7 @@ import torch
 from ray.exceptions import ObjectLostError
 from warm import warm_ray
 
+from treeprop_ray.engine import runtime
 from treeprop_ray.engine.points import Point, keepers
 from treeprop_ray.hosts.base import State
 
@@ -18,6 +22,15 @@ from treeprop_ray.hosts.base import State
 def local_ray() -> Iterator[None]:
     with warm_ray():
         yield
+
+
+def test_our_own_ray_remembers_a_bounded_number_of_tasks(local_ray: None) -> None:
+    """Its control store grows with every task that it remembers."""
+    node = ray._private.worker._global_node
+    (gcs,) = node.all_processes["gcs_server"]
+    command = Path(f"/proc/{gcs.process.pid}/cmdline").read_text().split("\0")
+    (given,) = (w.partition("=")[2] for w in command if w.startswith("--config_list="))
+    assert json.loads(b64decode(given))["task_events_max_num_task_in_gcs"] == runtime.TASK_EVENTS
 
 
 @pytest.mark.parametrize(

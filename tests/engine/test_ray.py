@@ -123,6 +123,7 @@ def test_tied_weights_equal_local(placement: list[str]) -> None:
     ("words", "placement"),
     [
         ([*ROUGH, "model.blocks=7", "model.hidden=8", "batch=32"], ["placement=per_node"]),
+        ([*GPT, "model.blocks=8", "finish_from=path"], ["placement=packed", "hosts=2"]),
         (
             [
                 *GPT,
@@ -134,7 +135,7 @@ def test_tied_weights_equal_local(placement: list[str]) -> None:
             ["placement=packed", "hosts=2"],
         ),
     ],
-    ids=["nodes", "groups"],
+    ids=["nodes", "grown", "groups"],
 )
 def test_a_finish_by_backpropagation_equals_local(words: list[str], placement: list[str]) -> None:
     """Three steps of the tree, two of a path over the same actors, of which some have none of its

@@ -9,6 +9,7 @@ import pytest
 
 from treeprop_ray.config import Settings
 from treeprop_ray.engine.recovery import Recovery
+from treeprop_ray.engine.versions import Reach
 from treeprop_ray.errors import ActorLost, TrainingError
 
 
@@ -58,6 +59,15 @@ class FakeDriver:
 
     def lost(self) -> list[int]:
         return [0]
+
+    def told(self, lost: list[int]) -> dict[int, Reach]:
+        return {1: Reach(self.steps[-1] + 1, ())} if self.steps else {}
+
+    def recall(self, told: Any, until: int | None) -> Any:
+        """Nobody keeps what it had."""
+
+    def hold(self, step: int | None) -> None:
+        """Nor will."""
 
     def revive(self, lost: list[int]) -> None:
         self.total = -1000
@@ -205,3 +215,25 @@ def test_no_point_of_twins_passes_a_state_that_is_being_stored() -> None:
         recovery.step(step, report=False)
     assert recovery.replays == [3] and saving.begun == [0]
     assert driver.total == sum(range(6))
+
+
+class KeepingDriver(FakeDriver):
+    """Somebody else has kept what it had before each step."""
+
+    def recall(self, told: Any, until: int | None) -> Any:
+        step = min(self.steps[-1], 10**6 if until is None else until)
+        return step, FakePoint(sum(range(step)))
+
+
+@pytest.mark.parametrize(("stored", "repeated"), [(None, 2), (3, 4)])
+def test_what_others_have_kept_is_the_point(stored: int | None, repeated: int) -> None:
+    """But no step behind a state that is being stored."""
+    driver = KeepingDriver(die_at={6})
+    recovery = recovering(driver)
+    for step in range(3):
+        recovery.step(step, report=False)
+    if stored:
+        recovery.saving = FakeSaving(stored, driver)
+    for step in range(3, 8):
+        recovery.step(step, report=False)
+    assert driver.total == sum(range(8)) and recovery.replays == [repeated]

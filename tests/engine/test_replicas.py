@@ -192,17 +192,26 @@ def test_copies_of_actors_all_reduce(local_ray: None) -> None:
         torch.testing.assert_close(found[0][key], value, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("transport", [pytest.param("store", marks=pytest.mark.long), "stream"])
+@pytest.mark.parametrize(
+    ("transport", "shard"),
+    [
+        ("stream", "false"),
+        ("store", "true"),
+        pytest.param("store", "false", marks=pytest.mark.long),
+        pytest.param("stream", "true", marks=pytest.mark.long),
+    ],
+)
 def test_losses_repeat_few_steps_and_change_no_bit(
-    local_ray: None, cold_actors: None, transport: str
+    local_ray: None, cold_actors: None, transport: str, shard: str
 ) -> None:
     """`bench losses` in short: in a recovery, where both copies go, and in a checkpoint."""
-    words = [*losses.WORDS, *losses.COPIES, "hosts=1", f"transport={transport}"]
+    more = ["replicas=2", "hosts=1", f"transport={transport}", f"shard_optimizer={shard}"]
+    words = [*losses.WORDS, *losses.COPIES, *more]
     crew = losses.on_actors(words, losses.STEPS)
     run = losses.Disturbed(crew, random.Random(1))
     try:
-        losses.lost_in_recovery(run, 2)
-        losses.lost_in_checkpoint(run, 1)
+        losses.lost_in_recovery(run, 2, losses.actors)
+        losses.lost_in_checkpoint(run, 1, losses.actors)
     finally:
         crew.close()
     assert crew.recovery.failures >= 2 and run.equal

@@ -189,8 +189,9 @@ def test_strangers_are_not_let_in() -> None:
         stranger.read(1)
 
 
-def test_figures_are_exchanged_exactly(pair: tuple[Wire, Wire]) -> None:
-    told = [{"0-1": 0.1 + 0.2, "stem": 1e-300}, {"1-2": float("inf")}]
+@pytest.mark.parametrize("figures", [{"1-2": float("inf")}, {}], ids=["some", "none"])
+def test_figures_are_exchanged_exactly(pair: tuple[Wire, Wire], figures: dict[str, float]) -> None:
+    told = [{"0-1": 0.1 + 0.2, "stem": 1e-300}, figures]
     with ThreadPoolExecutor() as pool:
         heard = list(pool.map(lambda k: pair[k].exchange(told[k], [1 - k]), range(2)))
     assert heard == [[told[1]], [told[0]]]

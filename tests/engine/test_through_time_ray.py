@@ -17,6 +17,7 @@ from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.time import one_time_step
 
 STEPS = 4
+OWN = ["model.name=own_cells:gated", "model.recurrent=true"]
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +115,8 @@ def test_the_lookahead_over_hosts_is_the_local_one(depth: int, pieces: int) -> N
     ["clip=0.05", "time.sweeps=2", "time.shards=2", "precision=float64"],
     ["clip=0.05", "microbatches=2", "model.name=elman", "time.depth=3", "time.recipe=lookahead",
      "time.sweeps=0"],
+    [*OWN, "time.recipe=newton", "time.sweeps=1", "clip=0.05"],
+    [*OWN, "time.sweeps=2", "time.shards=2", "precision=float64"],
 ])  # fmt: skip
 def test_depths_as_actors_are_bitwise_the_local_engine(cluster: None, words: list[str]) -> None:
     words = ["experiment=digits_gru", "model.hidden=8", "time.depth=2", "batch=32", *words]

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def idle_watch(gcs: str, raylet: str) -> Watch:
     """A watch that looks only when it is told to."""
     made = Watch.__new__(Watch)
     made.gcs, made.raylet, made.failed = gcs, raylet, dict.fromkeys(watch.PATIENCE, 0)
+    made.pulse = watch.Pulse(None)
     made.told = lambda: "last checkpoint: step-4; this continues: python train"
     return made
 
@@ -49,7 +51,19 @@ def test_a_short_absence_is_forgiven_and_a_long_one_is_not() -> None:
         assert made.look() == "" and made.failed["control store"] == 0
     looks = [made.look() for _ in range(watch.PATIENCE["control store"])]
     assert looks[-1] == "control store" and not any(looks[:-1])
-    assert watch.EVERY * watch.PATIENCE["control store"] < 30  # what is promised
+    looks_take = (watch.EVERY + watch.REACH) * watch.PATIENCE["control store"]
+    hangs = watch.ANSWER + watch.EVERY * (1 + watch.PATIENCE["control store"])
+    assert looks_take < 30 and hangs < 30  # what is promised
+
+
+def test_who_listens_but_does_not_answer_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        made = idle_watch(f"127.0.0.1:{server.getsockname()[1]}", "")
+        made.pulse.asked = time.monotonic()
+        assert made.look() == "" and not made.failed["control store"]
+        made.pulse.asked -= 2 * watch.ANSWER
+        looks = [made.look() for _ in range(watch.PATIENCE["control store"])]
+        assert looks[-1] == "control store" and not any(looks[:-1])
 
 
 def test_the_end_is_one_line_with_the_way_on() -> None:

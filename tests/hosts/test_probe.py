@@ -26,8 +26,9 @@ from treeprop_ray.engine.local import LocalEngine
 from treeprop_ray.hosts.probe_row import columns
 from treeprop_ray.run import checkpoint
 from treeprop_ray.schedule.ops import Layout
+from treeprop_ray.schedule.owner import owner_of
 from treeprop_ray.schedule.placement import pack
-from treeprop_ray.schedule.probe import owner_of, probe_calls
+from treeprop_ray.schedule.probe import probe_calls
 
 Command = Callable[..., Result]
 GAUSSIAN = {"alpha": 0.9, "beta": 0.5, "sigma": 0.1, "correction_scale": 3.0}

@@ -128,9 +128,14 @@ def test_a_finish_along_a_short_path() -> None:
         (["precision=fp16"], ["placement=per_node"]),
         (["model.group=[2,2,3]", "model.auxiliary_layers=2", "finish_path=spine-2"], ["hosts=2"]),
         ([*GPT, "model.group=2", "model.dropout=0.1", "microbatches=2"], ["hosts=2"]),
+        ([*GPT, "finish_from=path", "microbatches=3"], ["placement=per_node"]),
+        (
+            [*GPT, "model.group=[2,2,3]", "model.auxiliary_layers=3", "finish_from=path"],
+            ["hosts=2"],
+        ),
         ([*GPT, "microbatches=3"], ["hosts=2"]),  # sums of head and stem, which share weights
     ],
-    ids=["nodes", "scaled", "path", "gpt", "gpt_pieces"],
+    ids=["nodes", "scaled", "path", "gpt", "grown", "grown_groups", "gpt_pieces"],
 )
 def test_hosts_apart_are_bitwise_one_process(words: list[str], placement: list[str]) -> None:
     """The hosts of several actors, with tensors handed from one to the other, across the switch."""

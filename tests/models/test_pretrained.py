@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny_network
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from warm import warm_ray
 
@@ -22,6 +26,13 @@ import transformers as hf  # isort: skip
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
 TEXT = {**SMALL, "vocab_size": 50, "max_position_embeddings": 32}
+ENGINES: list[dict[str, Any]] = [{}, {"engine": "ray", "placement": "packed", "hosts": 2}]
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    with warm_ray():
+        yield
 
 
 def tokens() -> Tensor:
@@ -121,6 +132,16 @@ def test_a_folder_comes_back_with_what_is_not_weights(tmp_path: Path) -> None:
     network.save_pretrained(tmp_path / "full")
     assert hf.GenerationConfig.from_pretrained(tmp_path / "full").temperature == 0.7
     assert not list((tmp_path / "full").glob("*token*"))  # there was no tokenizer
+    words = {"[UNK]": 0, "one": 1, "two": 2}
+    plain = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = Whitespace()
+    hf.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]").save_pretrained(
+        tmp_path / "half"
+    )
+    told = TreeNetwork.from_pretrained(tmp_path / "half")
+    told.save_pretrained(tmp_path / "told", path="spine-1")
+    text = hf.AutoTokenizer.from_pretrained(tmp_path / "told")
+    assert text("one two three")["input_ids"] == [1, 2, 0] and text.get_vocab() == words
     with pytest.raises(UserError, match=r"^network: its weights are bfloat16.*precision=bf16"):
         fit(TreeNetwork.from_pretrained(model), x[:, :-1], x[:, 1:], batch=4)
     vit().save_pretrained(tmp_path / "vit")
@@ -151,9 +172,9 @@ def test_a_short_path_is_a_model_with_fewer_layers(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_several_layers_in_a_block(name: str, tmp_path: Path) -> None:
+def test_several_layers_in_a_block(local_ray: None, name: str, tmp_path: Path) -> None:
     """The model's layers one by one along every path, with what they read besides the state; a fit
-    with backpropagation at its end changes them all."""
+    with backpropagation at its end changes them all, on actors alike."""
     torch.manual_seed(0)
     make, inputs = MODELS[name]
     model, x = make(layers=6).eval(), inputs()
@@ -163,7 +184,10 @@ def test_several_layers_in_a_block(name: str, tmp_path: Path) -> None:
     assert network.tree.N == 4 and torch.equal(logits_of(network, x), expected)
     words = {"epochs": 1, "batch": 4, "sigma": 0.01, "alpha": 1.0, "beta": 0.0, "finish": 0.5}
     before = {k: v.clone() for k, v in network.state_dict().items()}
-    fit(network, x, x.roll(-1, 1), **words)
+    other = copy.deepcopy(network)
+    for each, where in zip((network, other), ENGINES, strict=True):
+        fit(each, x, x.roll(-1, 1), **words, **where)
+    assert all(torch.equal(other.state_dict()[k], v) for k, v in network.state_dict().items())
     after = network.state_dict()
     layers = [f"edges.{i // 2}-{i // 2 + 1}.{i}-{i + 1}." for i in range(6)]
     for layer in layers:
@@ -206,18 +230,19 @@ def test_padding_that_attention_reads_is_a_warning(capsys: pytest.CaptureFixture
         assert (line in capsys.readouterr().err) is not padding
 
 
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    with warm_ray():
-        yield
+def labels_of(name: str, x: Tensor) -> Tensor:
+    """The next tokens, masked ones, or classes."""
+    if name in ("gpt2", "llama"):
+        return x.roll(-1, 1)
+    return x.masked_fill(x % 3 > 0, -100) if name in ("bert", "roberta") else torch.arange(8) % 2
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert_classes", "vit"])
+@pytest.mark.parametrize("name", MODELS)
 def test_two_actors_train_it_as_one_process_does(local_ray: None, name: str) -> None:
     states = []
-    for where in ({}, {"engine": "ray", "placement": "packed", "hosts": 2}):
+    for where in ENGINES:
         model, x = model_of(name)
-        labels = x.roll(-1, 1) if name in ("gpt2", "llama") else torch.arange(8) % 2
+        labels = labels_of(name, x)
         if name == "llama":
             x[:4, 6:] = 0  # padding
         padded = {"padding": True, "auxiliary": "fresh"} if name == "llama" else {}
@@ -229,10 +254,10 @@ def test_two_actors_train_it_as_one_process_does(local_ray: None, name: str) -> 
     assert all(torch.equal(value, many[key]) for key, value in one.items())
 
 
-def moved_not(network: TreeNetwork, folder: Path, **words: Any) -> dict[str, Tensor]:
-    """What a run that learns nothing has started from."""
-    still = {"lr": 1e-30, "weight_decay": 0, "epochs": 1, "batch": 4, "init_from": str(folder)}
-    return fit(network, tokens(), tokens().roll(-1, 1), **still, **words).network.state_dict()
+def started(network: TreeNetwork, folder: Path, **words: Any) -> dict[str, Tensor]:
+    """The weights after some steps from there."""
+    words = {"epochs": 2, "batch": 4, "sigma": 0.01, "init_from": str(folder), **words}
+    return fit(network, tokens(), tokens().roll(-1, 1), **words).network.state_dict()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -242,15 +267,16 @@ def test_a_run_starts_from_a_folder_on_both_engines(
     model, _ = model_of(name)
     model.save_pretrained(tmp_path)
     expected = TreeNetwork.from_pretrained(tmp_path).state_dict()
-    for where in ({}, {"engine": "ray", "placement": "packed", "hosts": 2}):
+    states = []
+    for more in ({"lr": 1e-30, "weight_decay": 0}, *ENGINES):
         torch.manual_seed(5)
         other = TreeNetwork.from_pretrained(MODELS[name][0](), auxiliary="fresh")
-        start = moved_not(other, tmp_path, **where)
-        assert all(  # zeros move by the smallest step
-            torch.allclose(start[key], value, rtol=0, atol=1e-20) for key, value in expected.items()
-        )
-        if name == "gpt2":
-            return  # its tied table is the only difference; one engine will do
+        states.append(started(other, tmp_path, **more))
+    still, one, many = states
+    for key, value in expected.items():
+        assert torch.allclose(still[key], value, rtol=0, atol=1e-20)  # zeros move by the least step
+        assert torch.equal(one[key], many[key]), key
+    assert not all(torch.equal(one[key], value) for key, value in expected.items())
 
 
 def test_blocks_that_are_run_again_get_their_context_again() -> None:
@@ -288,11 +314,11 @@ def test_a_folder_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
         ("llama", tiny_network(5), "must be one of from_pretrained or model.name=gpt"),
     ):
         with pytest.raises(UserError, match=says) as caught:
-            moved_not(network, tmp_path / folder)
+            started(network, tmp_path / folder)
         assert str(caught.value).startswith("init_from=") and "\n" not in str(caught.value)
     (tmp_path / "gpt2" / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match=r"^init_from=.*cannot be loaded by transformers"):
-        moved_not(TreeNetwork.from_pretrained(gpt2(4)), tmp_path / "gpt2")
+        started(TreeNetwork.from_pretrained(gpt2(4)), tmp_path / "gpt2")
 
 
 def test_a_tied_table_has_one_owner_and_learns_from_both_ends() -> None:

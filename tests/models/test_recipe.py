@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,15 @@ import own_tasks
 import pytest
 import torch
 from conftest import Result
-from in_process import InProcess
 from torch import Tensor, nn
+from warm import warm_ray
 
 import treeprop_ray.core.vision  # noqa: F401  (before transformers, which imports torchvision)
-from treeprop_ray import TreeNetwork, config, engine
+from treeprop_ray import TreeNetwork, config
 from treeprop_ray.core.recipe import recipe_of
 from treeprop_ray.errors import UserError
 from treeprop_ray.models import of_network
-from treeprop_ray.run import checkpoint, reading, trainer
+from treeprop_ray.run import checkpoint, reading
 
 import transformers as hf  # isort: skip
 
@@ -80,27 +80,41 @@ def test_settings_that_are_the_networks_own_are_refused() -> None:
             of_network(config.load([name, *words]), networks()["tuples"])
 
 
-def test_a_model_of_hugging_face_is_trained_probed_and_exported_by_commands(
-    command: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    with warm_ray():
+        yield
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    point = checkpoint.newest(run / "checkpoints")
+    assert point is not None
+    return point.weights
+
+
+def test_a_model_of_hugging_face_is_trained_evaluated_probed_and_exported_by_commands(
+    command: Callable[..., Result], tmp_path: Path, local_ray: None
 ) -> None:
-    """Two hosts that make their own parts end with the weights of one."""
-
-    def build(job: Any, way_on: Any) -> Any:
-        return InProcess(job) if job.settings.engine == "ray" else engine.build(job, way_on)
-
-    monkeypatch.setattr(trainer, "build", build)
+    """Two actors that make their own parts end with the weights of one process."""
     words = [*SMALL, *OWN, f"out={tmp_path}"]
-    weights = []
-    for name, where in (("one", []), ("two", ["engine=ray", "placement=packed", "hosts=2"])):
-        done = command("train", *words, f"name={name}", *where)
+    where = ["engine=ray", "placement=packed", "hosts=2"]
+    for name, more in (("one", []), ("two", where)):
+        done = command("train", *words, f"name={name}", *more)
         assert done.code == 0, done.err
-        point = checkpoint.newest(tmp_path / name / "checkpoints")
-        assert point is not None
-        weights.append(point.weights)
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-    run = f"run={tmp_path / 'two'}"
-    assert command("probe", run, "batches=1", "draws=1").code == 0
-    done = command("export", run, "path=spine-2", "format=hf")
+    found, expected = (weights(tmp_path / name) for name in ("two", "one"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+    told = [command("evaluate", f"run={tmp_path / name}") for name in ("one", "two")]
+    tables = [done.out.partition("\n")[2] for done in told]  # without the checkpoint's path
+    assert told[1].code == 0 and tables[0] == tables[1] and "spine-2" in tables[0], told[1].err
+    rows = []
+    for name, engine in (("one", "local"), ("two", "ray")):
+        run = f"run={tmp_path / name}"
+        assert command("probe", run, "batches=1", "draws=1", f"engine={engine}").code == 0
+        rows.append((tmp_path / name / "probe.csv").read_text())
+    assert rows[0] == rows[1]
+    done = command("export", f"run={tmp_path / 'two'}", "path=spine-2", "format=hf")
     assert done.code == 0, done.err
     folder = tmp_path / "two" / "export" / "spine-2-hf"
     model = hf.GPT2LMHeadModel.from_pretrained(folder).eval()

@@ -119,7 +119,7 @@ def test_the_report_of_fixed_runs_is_exactly_this_table(command: Command, small:
 
 
 def test_the_deepest_path_and_costs_in_table_and_figure(command: Command, small: Path) -> None:
-    values = "{path: test/spine/accuracy, span: critical_path, work: work}"
+    values = "{path: test/spine/accuracy, span: critical_path, work: work, layers: spine_layers}"
     text = SWEEP.replace("{accuracy: test/full/accuracy}", values)
     scatter = "{kind: scatter, x: critical_path, y: test/spine/accuracy}"
     small.write_text(text.replace("{kind: heatmap, x: beta, y: alpha}", scatter))
@@ -130,6 +130,7 @@ def test_the_deepest_path_and_costs_in_table_and_figure(command: Command, small:
     rows.log_command(sweep.folder, sweep.command)
     line = next(line for line in report(command, small).splitlines() if line.startswith("| 1 "))
     assert "10.00 (1 of 2 seeds)" in line and "12.5 (1 of 2" in line and " 20 (1 of 2" in line
+    assert "| 3 (1 of 2" in line  # the tree of seven blocks ends in a path of three
     assert (small.parent / "out" / "small.png").stat().st_size > 1000
     small.write_text(text.replace("{kind: heatmap, x: beta, y: alpha}", "{kind: scatter, x: work}"))
     with pytest.raises(UserError, match="two metrics"):

@@ -116,6 +116,10 @@ def test_an_address_out_of_a_file_is_opened_only_if_the_user_says_so(
         ("https://user@host/x?token=abc&y=1", "https://***@host/x?token=***&y=1"),
         ("https://h/x?X-Amz-Signature=ff&sv=2", "https://h/x?X-Amz-Signature=***&sv=2"),
         ("storage=s3://a:b@c", "storage=s3://***@c"),
+        ("run=s3:/key:secret@bucket", "run=s3:/***@bucket"),  # as a path writes it
+        ("s3://key:se/cret@bucket/x", "s3://***@bucket/x"),
+        ("cannot reach ray://u:secret@h:1: no", "cannot reach ray://***@h:1: no"),
+        ("http://h:8080/x@y", "http://h:8080/x@y"),
         ("results/runs", "results/runs"),
         ("a@b", "a@b"),
     ],
@@ -145,6 +149,39 @@ def test_credentials_are_in_no_file_and_no_line(
     assert not [p for p, raw in files.items() if b"user:pw" in raw]
     settings = config.load(words)
     assert "user:pw" not in str(logged(settings)) + str(storage_at(settings.storage).at("x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tune", ["sweep=alpha_beta", "storage={}"]),
+        ("tune", ["sweep={}"]),
+        ("tune", ["sweep=alpha_beta", "ray.address=ray://u:the-secret@127.0.0.1:1"]),
+        ("train", ["storage={}", "steps=1"]),
+        ("train", ["init_from={}", "steps=1"]),
+        ("train", ["experiment={}"]),
+        ("train", ["storage={}", "{}"]),
+        ("train", ["engine=ray", "ray.address=ray://u:the-secret@127.0.0.1:1", "steps=1"]),
+        ("evaluate", ["run={}"]),
+        ("export", ["run={}"]),
+        ("generate", ["run={}"]),
+        ("probe", ["run={}"]),
+        ("report", ["run={}"]),
+        ("watch", ["run={}"]),
+        ("compare", ["runs=[{}]", "to=table"]),
+        ("compare", ["runs={}"]),
+        ("bench", ["{}"]),
+        ("doctor", ["ray.address={}"]),
+        ("plan", ["run={}"]),
+    ],
+)
+def test_no_command_shows_the_credentials_that_it_was_given(
+    name: str, words: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = command(name, *(w.format("s3://key:the-secret@bucket/x") for w in words))
+    assert result.code and len(result.error_lines) <= 1, result  # doctor has a table
+    assert "the-secret" not in result.out + result.err
 
 
 def test_far_away_is_what_opening_would_talk_to() -> None:

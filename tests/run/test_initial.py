@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny_network
+from warm import warm_ray
 
 from treeprop_ray import fit
 from treeprop_ray.run import checkpoint
@@ -18,6 +19,12 @@ WORDS = ["experiment=digits", "model.hidden=8", "batch=32", "timeline_steps=0"]
 HERE = Path("checkpoints")
 Weights = dict[str, torch.Tensor]
 Command = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    with warm_ray():
+        yield
 
 
 @pytest.fixture
@@ -59,7 +66,7 @@ def test_a_run_starts_from_a_run_a_checkpoint_or_an_export(
 
 @pytest.mark.parametrize("output_block", [False, True])
 def test_a_language_model_starts_from_its_export_to_hugging_face(
-    output_block: bool, tmp_path: Path, command: Command
+    output_block: bool, tmp_path: Path, command: Command, local_ray: None
 ) -> None:
     pytest.importorskip("transformers")
     words = [
@@ -78,6 +85,15 @@ def test_a_language_model_starts_from_its_export_to_hugging_face(
         part, _, tensor = key.partition("/")
         assert torch.equal(value, source[f"{middle.get(part, part)}/{tensor}"]), key
     assert command("train", *words, "name=c", f"init_from={folder}", "model.blocks=6").code == 2
+    if output_block:
+        return  # once with actors will do
+    where = ["engine=ray", "placement=packed", "hosts=2"]
+    for name, more in (("one", []), ("two", where)):
+        done = command("train", *words, f"name={name}", "steps=3", f"init_from={folder}", *more)
+        assert done.code == 0, done.err
+    found, expected = weights(tmp_path / "two", 3), weights(tmp_path / "one", 3)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 
 @pytest.mark.parametrize("kind", ["run", "export"])

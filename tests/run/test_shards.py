@@ -16,7 +16,7 @@ from in_process import InProcess
 from treeprop_ray import config, data, methods
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.errors import TrainingError
-from treeprop_ray.run import checkpoint, shards, trainer
+from treeprop_ray.run import checkpoint, pace, shards, trainer
 from treeprop_ray.run.initial import source_of
 from treeprop_ray.run.reading import open_run
 from treeprop_ray.run.storage import Disk, Storage, storage_at
@@ -80,6 +80,23 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     crew.step(2, report=True)
     assert saving.arrived(wait=True)
     assert checkpoint.newest(tmp_path) is None  # not before it is committed
+    saving.commit()
+    point = checkpoint.load(tmp_path, 2)
+    assert_same((point.weights, point.optimizer), expected)
+
+
+def test_who_waits_is_not_kept_waiting_and_what_is_begun_again_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "SHARE", 1e-9)  # alone, the writer would take years
+    crew = crew_of("hosts=2")
+    saving = shards.Saving(crew, Disk(tmp_path), META, MARKS)
+    assert not saving.arrived(wait=False)
+    crew.step(2, report=True)
+    expected = copy.deepcopy(crew.state())
+    saving.begin()  # somebody was lost
+    assert not saving.arrived(wait=False) and checkpoint.steps(tmp_path) == []
+    assert saving.arrived(wait=True)
     saving.commit()
     point = checkpoint.load(tmp_path, 2)
     assert_same((point.weights, point.optimizer), expected)

@@ -7,8 +7,9 @@ import pytest
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.schedule.ops import Layout
+from treeprop_ray.schedule.owner import owner_of
 from treeprop_ray.schedule.placement import pack
-from treeprop_ray.schedule.probe import edge_of, owner_of, path_calls
+from treeprop_ray.schedule.probe import edge_of, path_calls
 
 
 @pytest.mark.parametrize("split", ["floor", "right_full"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -244,3 +245,27 @@ def test_what_the_settings_say_is_not_planned_anew() -> None:
     assert undecided(settings_of())
     for word in ("hosts=2", "placement=packed", "head_copies=1", "elastic=true"):
         assert not undecided(settings_of(word)), word
+
+
+def test_devices_that_stay_idle_are_named_with_what_would_use_them() -> None:
+    """And what is named is what the planner then chooses."""
+    cluster, work = Cluster(((64.0, 64.0),) * 2), even(32, 0.1, 64)
+    idle = choose(settings_of("batch=64"), work, cluster)
+    (line,) = [line for line in idle.why if "idle:" in line]
+    words, used, seconds = re.findall(
+        r"(microbatches=\d+) would use (\d+) .*: (\S+ ms) inst", line
+    )[0]
+    given = settings_of("batch=64", words)
+    better = choose(given, work, cluster, [s.replicas for s in with_copies(given)])
+    assert better.settings.replicas * better.settings.hosts == int(used) <= 128
+    assert seconds in better.why[0] and int(used) > idle.settings.hosts
+    held = choose(settings_of("batch=64"), work, cluster, suits=lambda s: s.replicas == 1)
+    assert not any("copies):" in line for line in held.why if "idle:" in line)
+    few = choose(settings_of("batch=64"), work, Cluster(((8.0, 2.0),)))
+    assert not any("idle:" in line for line in few.why)
+
+
+def test_a_hop_is_priced_as_that_of_its_transport() -> None:
+    cluster = Cluster(((8.0, 0.0),))
+    store, stream, auto = (Fleet.on(cluster, t).ray for t in ("store", "stream", "auto"))
+    assert auto == stream and stream.hop < store.hop / 5 and stream.submit == 0

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import ray
 from conftest import Result
+from ray.tune.search import Searcher
 from rich.console import Console
 
 from treeprop_ray import config
@@ -32,7 +33,7 @@ from treeprop_ray.sweep.parsing import load_space
 from treeprop_ray.sweep.plan import resolve
 from treeprop_ray.sweep.resources import need, pin, side_by_side
 from treeprop_ray.sweep.rows import read_rows
-from treeprop_ray.sweep.search import draw_points
+from treeprop_ray.sweep.search import draw_points, optuna_search
 from treeprop_ray.sweep.space import grid_points
 from treeprop_ray.sweep.view import View
 
@@ -45,8 +46,8 @@ COUNTS = {  # settings x seeds
     "correction": 11 * 3,
     "literal": 12,
     "gap_study": 18,
-    "gap_text": 14 * 3,
-    "gap_vit": 12 * 3,
+    "gap_text": 18 * 3,
+    "gap_vit": 9 * 3,
     "k_sweep": 3 * 4 * 3,
     "lm_grid": 2 * 3,
     "lm_study": 9,
@@ -59,7 +60,7 @@ COUNTS = {  # settings x seeds
     "objective": 3 * 3,
     "split_rule": 3 * 2 * 3,
     "tt_depth": 8 * 3 + 7 * 2,
-    "tt_newton": 25,
+    "tt_newton": 50,
     "tt_mnist": 32,
     "vit_study": 14,
 }
@@ -409,7 +410,6 @@ def test_the_actors_of_a_trial_live_in_its_own_bundles(
 def test_optuna_goes_on_from_the_finished_trials(
     two_cpus: str, command: Command, tiny: Path
 ) -> None:
-    pytest.importorskip("optuna")
     tiny.write_text(TINY.replace("[0.01, 0.02]", "{loguniform: [0.0001, 0.1]}"))
     words = [f"sweep={tiny}", *folders(tiny), "search=optuna", "epochs=1"]
     assert command("tune", *words, "samples=1").code == 0
@@ -438,14 +438,26 @@ def test_optuna_with_asha_trains_good_trials_to_the_end_and_repeats_no_setting(
     two_cpus: str, command: Command, tiny: Path
 ) -> None:
     """Two values and many samples: a proposal that was made before has its run already."""
-    pytest.importorskip("optuna")
     words = [f"sweep={tiny}", *folders(tiny), "search=optuna", "samples=9", "scheduler=asha"]
-    result = command("tune", *words, "epochs=4", "max_concurrent=2")
+    result = command("tune", *words, "epochs=4", "max_concurrent=1")
     assert result.code == 0, result.err
     stored = read_rows(tiny.parent / "out" / "tiny.csv")
     assert sorted(r["lr"] for r in stored) == ["0.01", "0.02"] and result.out.count("start ") == 2
     assert ("finished", "4") in [(r["status"], r["epochs"]) for r in stored]
     assert "best: lr=" in result.out
+
+
+def test_optuna_ends_when_a_space_has_no_more_settings(tiny: Path) -> None:
+    """At once, without a thousand proposals of what was tried."""
+    sweep, asked = resolve(str(tiny), "", [], None, str(tiny.parent)), []
+
+    def take(point: Mapping[str, Any]) -> bool:
+        asked.append(point["lr"])
+        return True
+
+    search = optuna_search(sweep, [({"lr": 0.01}, 0.5)], take)
+    assert search.suggest("a") == {"lr": 0.02, "seed": 1}
+    assert search.suggest("b") == Searcher.FINISHED and asked == [0.02]
 
 
 @pytest.mark.long

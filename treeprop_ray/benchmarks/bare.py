@@ -17,6 +17,7 @@ from treeprop_ray.benchmarks.alarm import Alarm
 from treeprop_ray.engine.wire import Wire
 
 PATIENCE = 600.0  # seconds
+BEAT = 0.05  # seconds in which all hops of a beat are done
 TOKEN = bytes(32)  # the processes are our own, on loopback
 
 Send = Callable[[Tensor], None]
@@ -67,9 +68,12 @@ def serve(make: Any, rank: int, beside: Any, pipe: Any) -> None:
     ends = make(rank, beside)
     pipe.send("ready")
     while (asked := pipe.recv()) is not None:
-        floats, hops, pause = asked
+        floats, hops, pause, together = asked
         tensor = torch.zeros(floats)
         send, receive = ends(tensor)
+        if together:
+            pipe.send(on_the_beat(rank, send, receive, tensor, hops, pause, sleep))
+            continue
         began = time.perf_counter()
         for hop in range(hops):
             if hop % 2 == rank:
@@ -81,16 +85,37 @@ def serve(make: Any, rank: int, beside: Any, pipe: Any) -> None:
         pipe.send((time.perf_counter() - began) / hops - pause)
 
 
+def on_the_beat(
+    rank: int, send: Send, receive: Receive, tensor: Tensor, hops: int, pause: float, sleep: Alarm
+) -> float:
+    """Seconds of a hop where all pairs of the machine begin to sleep at the same time: from when
+    the sleep should end to when the packet is there."""
+    beat, taken = pause + BEAT, []
+    time.sleep(3 * BEAT - time.monotonic() % BEAT)
+    for hop in range(hops):
+        if hop % 2 == rank:
+            time.sleep(beat - time.monotonic() % beat)
+            left = pause - time.monotonic() % beat
+            if left > 0:
+                sleep(left)
+            send(tensor)
+        else:
+            receive()
+            taken.append(time.monotonic() % beat - pause)
+    return sum(taken) / len(taken)
+
+
 class Pair:
     """Two processes and what connects them."""
 
     def __init__(self, make: Any) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        between = spawn.Pipe()
+        server = multiprocessing.get_context("forkserver")  # imports torch once for all pairs
+        server.set_forkserver_preload([__name__])
+        between = server.Pipe()
         self.pipes, self.processes = [], []
         for rank in range(2):
-            mine, theirs = spawn.Pipe()
-            process = spawn.Process(
+            mine, theirs = server.Pipe()
+            process = server.Process(
                 target=serve, args=(make, rank, between[rank], theirs), daemon=True
             )
             process.start()
@@ -101,8 +126,16 @@ class Pair:
 
     def seconds(self, floats: int, hops: int, pause: float = 0.0) -> float:
         """Seconds of a hop of so many floats, beyond a pause of the sender before it."""
+        self.begin(floats, hops, pause, False)
+        return self.end()
+
+    def begin(self, floats: int, hops: int, pause: float, together: bool = True) -> None:
+        """Have them hop; `together`: at the same time as others that are begun so."""
         for pipe in self.pipes:
-            pipe.send((floats, hops, pause))
+            pipe.send((floats, hops, pause, together))
+
+    def end(self) -> float:
+        """What `seconds` gives, of the hops that were begun."""
         return max(float(pipe.recv()) for pipe in self.pipes)
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from treeprop_ray.run.folder import run_settings
 
 PROMPT = "The following "
 AHEAD = (2, 4, 8)
+PARTS = (1, 3, 10)  # the whole text, and what parts of it draft=auto is timed in as well
 SAMPLERS = (("greedy", 0.0), ("temperature 0.8", 0.8))
 
 
@@ -33,10 +34,12 @@ class Candidate:
     temperature: float
     draft: str
     ahead: int
+    count: int  # of tokens
 
 
 def run(bench: BenchSettings) -> None:
-    """Every spine path drafts 2, 4 or 8 tokens for the full chain, or draft=auto; two samplers."""
+    """Every spine path drafts 2, 4 or 8 tokens for the full chain, or draft=auto, which is timed in
+    shorter texts too; two samplers."""
     torch.set_num_threads(1)
     folders = bench.run if isinstance(bench.run, list) else [bench.run]
     count, rows, notes = 10 * bench.steps, [], []
@@ -49,7 +52,7 @@ def run(bench: BenchSettings) -> None:
             f"{model.hidden}, objective={settings.objective}, epochs={settings.epochs}.  "
         )
     notes.append(
-        f"{count} tokens after {PROMPT!r}, one sequence, one torch thread, key-value cache in all. "
+        f"Texts after {PROMPT!r}, one sequence, one torch thread, key-value cache in all. "
         f"Candidates of a run timed in turn, {bench.rounds} rounds; medians. auto measures "
         "acceptance and times while it decodes (inference/drafting.py), which is part of its time; "
         "the column shows what it picked in the last round."
@@ -73,32 +76,35 @@ def rows_of(folder: str, count: int, rounds: int) -> list[dict[str, Any]]:
 
         def go() -> None:
             if c.draft == "auto":
-                texts[c] = decode_auto(chain, shorts, prompt, count, sampler, 1)
+                texts[c] = decode_auto(chain, shorts, prompt, c.count, sampler, 1)
             elif c.draft:
-                texts[c] = speculate(chain, shorts[c.draft], prompt, count, c.ahead, sampler, 1)
+                texts[c] = speculate(chain, shorts[c.draft], prompt, c.count, c.ahead, sampler, 1)
             else:
-                texts[c] = decode(chain, prompt, count, sampler, 1)
+                texts[c] = decode(chain, prompt, c.count, sampler, 1)
 
         return go
 
+    fixed = [(s, n) for s in spines for n in AHEAD]
     candidates = [
-        Candidate(kind, temperature, draft, ahead)
+        Candidate(kind, temperature, draft, ahead, length)
         for kind, temperature in SAMPLERS
-        for draft, ahead in (("", 0), *((s, n) for s in spines for n in AHEAD), ("auto", 0))
+        for length in sorted({max(1, count // part) for part in PARTS})
+        for draft, ahead in (("", 0), *(fixed if length == count else ()), ("auto", 0))
     ]
     seconds = in_turn({str(c): work(c) for c in candidates}, rounds)
     rows: list[dict[str, Any]] = []
     for c in candidates:
-        plain, text = Candidate(c.kind, c.temperature, "", 0), texts[c]
+        plain, text = Candidate(c.kind, c.temperature, "", 0, c.count), texts[c]
         same = "yes" if text.tokens == texts[plain].tokens else "no"
         picked = ", then ".join(text.drafters) or "none"
         rows.append(
             {
                 "run": Path(folder).name,
                 "decoding": c.kind,
+                "tokens": c.count,
                 "draft": c.draft or "-",
                 "ahead": picked if c.draft == "auto" else str(c.ahead or "-"),
-                "tokens/s": round(count / statistics.median(seconds[str(c)])),
+                "tokens/s": round(c.count / statistics.median(seconds[str(c)])),
                 "speed-up over plain": 1 / ratio(seconds, str(c), str(plain)),
                 "drafts accepted (%)": 100 * text.accepted / text.drafted if text.drafted else "-",
                 "same tokens as plain": same if c.kind == "greedy" else "-",

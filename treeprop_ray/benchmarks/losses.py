@@ -14,8 +14,9 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,13 @@ from treeprop_ray.reporting.tables import markdown, write_table
 from treeprop_ray.run import checkpoint, shards
 from treeprop_ray.run.storage import Disk
 
-COPIES = ["replicas=2", "placement=packed", "snapshot_every=1", "max_failures=1000"]
+COPIES = ["placement=packed", "max_failures=1000"]
 BETWEEN = 4  # steps before a loss and after it
 STEPS = 10**4  # that the run would have
 META = {"epoch": 0, "split": "floor", "best": {}, "wall_seconds": 0.0}
 Kill = Callable[[], None]
+Kills = Callable[["Disturbed", int], list[Kill]]  # ways to lose so many, each another one
+Losing = Callable[["Disturbed", int, Kills], None]
 
 
 @dataclass
@@ -50,8 +53,11 @@ class Disturbed:
     pace: float = 0.1  # seconds of a step
     losses: int = 0
     equal: bool = True
-    alone: Engine = field(default_factory=lambda: undisturbed())
     alone_at: int = 0
+    alone: Engine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.alone = undisturbed(self.crew.job.settings.replicas)
 
     def train(self, steps: int) -> None:
         """Submit some steps."""
@@ -80,16 +86,12 @@ class Disturbed:
         self.compare()
         self.losses += count
 
-    def pids(self) -> list[int]:
-        """The processes of all actors, in random order."""
-        found = [pid_of(self.crew, k) for k in range(len(self.crew.driver.actors))]
-        return self.dice.sample(found, len(found))
-
-    def row(self, name: str) -> dict[str, Any]:
+    def row(self, name: str, words: Sequence[str]) -> dict[str, Any]:
         """Of the table."""
         recovery = self.crew.recovery
         return {
             "lost": name,
+            "copies": ", ".join(w for w in words if w.startswith(("replicas", "shard"))),
             "losses": self.losses,
             "recoveries": recovery.failures,
             "steps": self.step,
@@ -99,53 +101,78 @@ class Disturbed:
         }
 
 
-def undisturbed() -> Engine:
+def undisturbed(replicas: int) -> Engine:
     """The same run in this process: as many micro-batches as there are copies."""
     torch.set_num_threads(1)
-    settings = config.load([*WORDS, "microbatches=2"])
+    settings = config.load([*WORDS, f"microbatches={replicas}"])
     return build(job_of(settings, data.load(settings), STEPS))
 
 
-def actors_lost(run: Disturbed, losses: int) -> None:
-    """One actor at a time."""
+# -- who is lost ----------------------------------------------------------------------------------
+
+
+def actors(run: Disturbed, count: int) -> list[Kill]:
+    """Processes of actors."""
+    pids = [pid_of(run.crew, k) for k in range(len(run.crew.driver.actors))]
+    return [partial(os.kill, pid, signal.SIGKILL) for pid in run.dice.sample(pids, count)]
+
+
+def machines(cluster: Cluster, run: Disturbed, count: int) -> list[Kill]:
+    """Simulated machines with an actor; as many others join before."""
+    for _ in range(count):
+        cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    used = run.crew.guarded(
+        lambda: run.crew.driver.get([actor.machine.remote() for actor in run.crew.driver.actors])
+    )
+    nodes = [node for node in cluster.list_all_nodes() if node.node_id in used]
+    chosen = run.dice.sample(nodes, count)
+    return [partial(cluster.remove_node, node, allow_graceful=False) for node in chosen]
+
+
+# -- when -----------------------------------------------------------------------------------------
+
+
+def lost_in_a_step(run: Disturbed, losses: int, kills: Kills) -> None:
+    """One at a time."""
     for _ in range(losses):
-        victim = run.pids()[0]
-        run.lose(lambda victim=victim: os.kill(victim, signal.SIGKILL))  # type: ignore[misc]
+        (kill,) = kills(run, 1)
+        run.lose(kill)
 
 
-def lost_in_recovery(run: Disturbed, losses: int) -> None:
-    """Two actors, the second while the run recovers from the loss of the first."""
+def lost_in_recovery(run: Disturbed, losses: int, kills: Kills) -> None:
+    """Two, the second while the run recovers from the loss of the first."""
     for _ in range(losses // 2):
-        first, second = run.pids()[:2]
+        first, second = kills(run, 2)
         before, wait = run.crew.recovery.failures, run.dice.uniform(0, 2)
 
-        def later(before: int = before, second: int = second, wait: float = wait) -> None:
+        def later(before: int = before, second: Kill = second, wait: float = wait) -> None:
             while run.crew.recovery.failures == before:
                 time.sleep(0.01)
             time.sleep(wait)
-            os.kill(second, signal.SIGKILL)
+            second()
 
         thread = threading.Thread(target=later)
 
-        def kill(first: int = first, thread: threading.Thread = thread) -> None:
+        def kill(first: Kill = first, thread: threading.Thread = thread) -> None:
             thread.start()
-            os.kill(first, signal.SIGKILL)
+            first()
 
         run.lose(kill, count=2)
         thread.join()
 
 
-def lost_in_checkpoint(run: Disturbed, losses: int) -> None:
-    """An actor while the parts of a checkpoint are written; the checkpoint must be right."""
+def lost_in_checkpoint(run: Disturbed, losses: int, kills: Kills) -> None:
+    """While the parts of a checkpoint are written; the checkpoint must be right."""
     for _ in range(losses):
-        victim = run.pids()[0]
+        (kill,) = kills(run, 1)
         run.compare()
         done, expected = run.step, run.alone.state()
         with tempfile.TemporaryDirectory(prefix="treeprop-") as folder:
             meta = {"step": done, "N": run.crew.tree.N, **META}
             saving = shards.Saving(run.crew, Disk(Path(folder)), meta, {})
             time.sleep(run.dice.uniform(0, 0.02))
-            os.kill(victim, signal.SIGKILL)
+            kill()
             run.train(BETWEEN)
             saving.arrived(wait=True)
             saving.commit()
@@ -155,28 +182,24 @@ def lost_in_checkpoint(run: Disturbed, losses: int) -> None:
         run.losses += 1
 
 
-def machines_lost(run: Disturbed, losses: int, cluster: Cluster) -> None:
-    """A simulated machine with an actor; another one joins before."""
-    for _ in range(losses):
-        joined = cluster.add_node(num_cpus=1)
-        cluster.wait_for_nodes()
-        used = ray.get([actor.machine.remote() for actor in run.crew.driver.actors])
-        nodes = [n for n in cluster.list_all_nodes() if n.node_id in used and n is not joined]
-        victim = run.dice.choice(nodes)
-        run.lose(lambda victim=victim: cluster.remove_node(victim, allow_graceful=False))  # type: ignore[misc]
+WHEN: dict[str, Losing] = {
+    "{}": lost_in_a_step,
+    "{}, and another while the run recovers": lost_in_recovery,
+    "{} while a checkpoint is written": lost_in_checkpoint,
+}
 
 
 def disturbed(
-    words: Sequence[str], kinds: Mapping[str, Any], seed: int = 7
+    what: str, words: Sequence[str], counts: Sequence[int], kills: Kills, seed: int = 7
 ) -> list[dict[str, Any]]:
-    """Runs of some settings: for each kind of loss (name: function, count) a row."""
+    """Runs of some settings: for each kind of loss a row."""
     rows = []
-    for name, (function, count) in kinds.items():
+    for (name, losing), count in zip(WHEN.items(), counts, strict=True):
         crew = on_actors([*WORDS, *COPIES, *words], STEPS)
         run = Disturbed(crew, random.Random(seed))
         try:
-            function(run, count)
-            rows.append(run.row(name))
+            losing(run, count, kills)
+            rows.append(run.row(name.format(what), words))
         finally:
             crew.close()
         print(markdown(rows[-1:]).splitlines()[-1], flush=True)
@@ -187,39 +210,33 @@ def run(bench: BenchSettings) -> None:
     """All kinds of losses by one transport, the machines last."""
     if bench.transport == "both":
         raise UserError("transport=both: losses are counted by one transport; store or stream")
-    by = f"transport={bench.transport}"
-    machines, points = bench.losses // 10, bench.losses // 6
-    kinds = {
-        "an actor": (actors_lost, bench.losses - machines - 3 * points),
-        "an actor, and another while the run recovers": (lost_in_recovery, 2 * points),
-        "an actor while a checkpoint is written": (lost_in_checkpoint, points),
-    }
+    by, some = f"transport={bench.transport}", bench.losses // 10
+    few = [some, 2 * max(1, some // 2), max(1, some // 2)]  # of each kind: sharded, machines
+    plain = [bench.losses - 3 * some - 2 * sum(few), 2 * some, some]
     owns = runtime.start(config.RaySettings(num_cpus=2))
     try:
-        rows = disturbed(["hosts=2", by], kinds)
+        rows = disturbed("an actor", ["replicas=2", "hosts=2", by], plain, actors)
+        words = ["replicas=2", "shard_optimizer=true", "hosts=2", by]
+        rows += disturbed("an actor", words, few, actors)
     finally:
         if owns:
             runtime.stop()
-    rows += on_machines(by, machines)
+    rows += on_machines(by, few)
     name = "bench_losses" + ("_stream" if by.endswith("stream") else "")
     print(write_table(bench.out, name, f"Losses in runs with copies, {by}", rows, NOTES))
 
 
-def on_machines(by: str, losses: int) -> list[dict[str, Any]]:
+def on_machines(by: str, counts: Sequence[int]) -> list[dict[str, Any]]:
     """Losses of simulated machines, which have one CPU each; the driver's has none to give."""
     before = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
-        for _ in range(2):
+        for _ in range(3):
             cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        words = ["hosts=1", "cpus_per_actor=1", by]
-
-        def lost(run: Disturbed, count: int) -> None:
-            machines_lost(run, count, cluster)
-
-        return disturbed(words, {"a simulated machine": (lost, losses)}, seed=9)
+        words = ["replicas=3", "hosts=1", "cpus_per_actor=1", by]
+        return disturbed("a simulated machine", words, counts, partial(machines, cluster), seed=9)
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -230,10 +247,11 @@ def on_machines(by: str, losses: int) -> list[dict[str, Any]]:
 
 
 NOTES = [
-    f"""Runs with replicas=2 and a recovery point after every step (snapshot_every=1): 2 hosts, so
-4 actors; on simulated machines 1 host on each of two. Seeded kills (SIGKILL) at a random moment of
-a step, {BETWEEN} steps and more from loss to loss; N = 6, digits. `steps repeated`: of all
-recoveries; at most in_flight + 1 = 3 are possible in one. `weights equal`: after every loss weights
-and optimizer state were bit for bit those of microbatches=2 in one process, and so was the
-checkpoint during which an actor was lost.""",
+    f"""Settings of copies as they are by default: actors keep their states of the last
+in_flight + 1 = 3 steps, a recovery point every 50 steps. Two copies of 2 hosts, so 4 actors; on
+simulated machines three copies of 1 host, an actor on each. Seeded kills (SIGKILL) at a random
+moment of a step, {BETWEEN} steps and more from loss to loss; N = 6, digits. `steps repeated`: of
+all recoveries, steps that a living actor had begun; aim: at most 3 in one. `weights equal`: after
+every loss weights and optimizer state were bit for bit those of as many micro-batches in one
+process, and so was the checkpoint during which somebody was lost.""",
 ]

@@ -83,9 +83,11 @@ def links(count: int) -> Sequence[Link]:
 
 def row_of(name: str, work: Workload, fleet: Fleet) -> dict[str, Any]:
     """One cluster: the three methods, each with its best number of micro-batches."""
-    bare = replace(fleet, ray=FREE)
+    bare, quick = replace(fleet, ray=FREE), replace(fleet, ray=RUNTIMES["stream"])
     tree = planner.best([planner.tree(work, fleet, 1, m) for m in PIECES[TREE]])
     alone = planner.best([planner.tree(work, bare, 1, m) for m in PIECES[TREE]])
+    streamed = planner.best([planner.tree(work, quick, 1, m) for m in PIECES[TREE]])
+    copies = best_copies(planner.tree, work, quick, PIECES[TREE])
     chain = planner.best([planner.pipeline(work, fleet, 1, m) for m in PIECES[ONE_F_ONE_B]])
     columns = {
         "TreeProp": tree,
@@ -101,8 +103,10 @@ def row_of(name: str, work: Workload, fleet: Fleet) -> dict[str, Any]:
         "used": f"{tree.hosts} / {chain.hosts} / {columns['DP'].copies}",
         "link": fleet.link.name,
         "TreeProp (ms)": shown(tree),
+        "stream (ms)": shown(streamed),
         "without Ray": round(1000 * alone.seconds),
         "trees x R (ms)": with_copies(columns["trees"]),
+        "trees x R, stream (ms)": with_copies(copies),
         "GPipe (ms)": shown(chain),
         "GPipe x R (ms)": with_copies(columns["pipelines"]),
         "DP (ms)": round(1000 * columns["DP"].seconds),
@@ -134,7 +138,7 @@ def with_copies(c: Candidate) -> str:
 
 def notes(hop: float) -> list[str]:
     """What the table assumes."""
-    net, gpu = Network(36), DEVICE
+    net, gpu, stream = Network(36), DEVICE, RUNTIMES["stream"].hop
     rates = ", ".join(f"{l.name} {l.bandwidth / 1e9:.0f} GB/s" for l in LINKS)
     return [
         f"""**Nothing in this table was measured.** Network: Transformer blocks of GPT-2 large
@@ -142,8 +146,9 @@ def notes(hop: float) -> list[str]:
 language-model head; batch {net.batch} sequences, the same for all methods. GPU:
 {gpu.peak / 1e12:.0f} TFLOP/s (bf16) at {100 * gpu.share:.0f} %, less for pieces of few tokens,
 with {MEMORY / 1e9:.0f} GB. Links: {rates}. Ray, as on this machine: {1000 * hop:.1f} ms from call
-to call (fitted, see bench_plan_check.md) and {1000 * SUBMIT:.2f} ms of the driver per call. GPipe
-and DP are priced without Ray.""",
+to call (fitted, see bench_plan_check.md) and {1000 * SUBMIT:.2f} ms of the driver per call, which
+is transport=store; `stream`: {1000 * stream:g} ms from call to call and no driver. GPipe and DP are
+priced without Ray. `GB per GPU` and `fastest that fits` are those of store's columns.""",
         "",
         f"""TreeProp: beta = 0, packed layout, objective=node. GPipe: stages of equal length, one
 forward one backward. DP: data-parallel backpropagation, ring all-reduce, half of it hidden; at most
@@ -205,7 +210,11 @@ def check_span(measured: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, An
         few = r.get("chain of few stages (ms)", r["chain (ms)"])  # its name in tables of before
         t, tree, chain = (float(ms) / 1e3 for ms in (r["t (ms)"], r["tree (ms)"], few))
         given.append((int(r["N"]), t, tree, chain))
-    target = next(tree for N, t, tree, _ in given if (N, t) == (8, 0.02))
+    target = next((tree for N, t, tree, _ in given if (N, t) == (8, 0.02)), None)
+    if target is None:
+        raise UserError(
+            "bench_span.csv: no row with N = 8 and t = 20 to fit Ray's hop to; run bench span"
+        )
     low, high = 0.0, 0.02
     for _ in range(40):
         middle = (low + high) / 2

@@ -48,10 +48,13 @@ class BenchSettings:
         "run (losses: not both)",
         choices=["store", "stream", "both"],
     )
-    hosts: int = opt(4, "span transport=both: actors of each transport", low=2)
+    hosts: int = opt(4, "span transport=stream|both: actors of each transport", low=2, high=128)
+    t: list[float] = opt(
+        [], "span: ms of a block, e.g. [1,2,5,20]; empty: 5, 20, 50, by stream 1, 2, 5, 20"
+    )
     rounds: int = opt(9, "how often all candidates are timed in turn", low=1)
     steps: int = opt(20, "steps per timing", low=1)
-    losses: int = opt(50, "losses: how many, of all kinds together", low=10)
+    losses: int = opt(50, "losses: how many, of all kinds together", low=15)
     depth: int = opt(10, "tt: largest depth of the time tree", low=1, high=14)
     runs: str = opt(RUNS, "baselines: folder that holds the runs to read")
     batch: int = opt(2, "gpt: windows in a batch", low=1)

@@ -18,11 +18,14 @@ from treeprop_ray.benchmarks.emulated import HOSTS, Emulation, local_ray
 from treeprop_ray.benchmarks.settings import BenchSettings
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Tree, ideal_span
+from treeprop_ray.errors import UserError
 from treeprop_ray.reporting.tables import markdown, write_table
 from treeprop_ray.schedule.chain import one_chain_step
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import pack
 from treeprop_ray.schedule.tree import one_step
+
+TIMES = (5, 20, 50)  # ms of a block
 
 
 def tree_calls(N: int, hosts: int = HOSTS) -> list[Call]:
@@ -74,14 +77,30 @@ class Strict:
         return now - begin
 
 
+def tidy(t: float) -> float:
+    """A time in ms as it was asked for: whole numbers as such."""
+    t = round(t, 6)
+    return int(t) if t == int(t) else t
+
+
+def times_of(bench: BenchSettings, usual: Sequence[float]) -> list[float]:
+    """The ms of a block that were asked for."""
+    for t in bench.t:
+        if not 0.1 <= t <= 1000:
+            raise UserError(f"t={t:g}: ms of a block, from 0.1 to 1000")
+    return [tidy(t) for t in dict.fromkeys(bench.t or usual)]
+
+
 def run(bench: BenchSettings) -> None:
     """N = 8 .. 128, t = 5, 20, 50 ms."""
     rows = []
+    times = times_of(bench, TIMES)
+    shown = 20 if 20 in times else times[-1]
     with local_ray(), Emulation() as emulation:
         hop = 1000 * bare_hop()
-        for t in (0.005, 0.02, 0.05):
+        for t in times:
             for N in (8, 16, 32, 64, 128):
-                rows.append(row_of(emulation, N, t))
+                rows.append(row_of(emulation, N, t / 1000))
                 print(markdown(rows[-1:]).splitlines()[-1], flush=True)
         layers = span_cff.rows_beside(emulation, rows)
     floor = [
@@ -89,8 +108,8 @@ def run(bench: BenchSettings) -> None:
         "A bare Ray hop (an actor's call that takes the result of another's and sleeps 20 ms) cost "
         f"{hop:.2f} ms beyond the sleep in this run. A step has 2D - 1 hops, so hops alone limit "
         "what can be reached: "
-        + ", ".join(f"{100 * hop_limit(row, hop):.0f} %" for row in rows if row["t (ms)"] == 20)
-        + " for the rows with t = 20 ms.",
+        + ", ".join(f"{100 * hop_limit(row, hop):.0f} %" for row in rows if row["t (ms)"] == shown)
+        + f" for the rows with t = {shown:g} ms.",
     ]
     table = write_table(bench.out, "bench_span", "Span on emulated devices", rows, NOTES + floor)
     figure(rows, Path(bench.out) / "bench_span.png")
@@ -128,7 +147,7 @@ def row_of(emulation: Emulation, N: int, t: float) -> dict[str, Any]:
         return emulation.seconds()
 
     chain, few = chain_of(N), chain_of(HOSTS)
-    row: dict[str, Any] = {"N": N, "t (ms)": round(1000 * t), "chain (ms)": 1000 * chain}
+    row: dict[str, Any] = {"N": N, "t (ms)": tidy(1000 * t), "chain (ms)": 1000 * chain}
     for short, price, ideal in (
         ("", partial(as_the_paper, t, 0), ideal_span(N)),
         (", strict", Strict(t), N / (Tree(N).depth + 1)),

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from treeprop_ray.errors import hidden
+
 OK, WARN, FAIL = "ok", "warn", "fail"
 
 
@@ -21,7 +23,7 @@ class Finding:
 
     def __str__(self) -> str:
         line = f"{self.status:<5} {self.what:<12} {self.found}"
-        return f"{line}\n{'':<18} -> {self.remedy}" if self.remedy else line
+        return hidden(f"{line}\n{'':<18} -> {self.remedy}" if self.remedy else line)
 
 
 def judge(what: str, found: str, fail: bool, warn: bool, remedy: str) -> Finding:
@@ -32,7 +34,12 @@ def judge(what: str, found: str, fail: bool, warn: bool, remedy: str) -> Finding
 
 def report(findings: Sequence[Finding]) -> dict[str, Any]:
     """The findings as plain data, for --json."""
-    return {"status": worst(findings), "findings": [asdict(f) for f in findings]}
+    return {"status": worst(findings), "findings": [told(f) for f in findings]}
+
+
+def told(finding: Finding) -> dict[str, str]:
+    """A finding as plain data."""
+    return {key: hidden(value) for key, value in asdict(finding).items()}
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -24,9 +24,10 @@ from treeprop_ray.config.loading import (
 from treeprop_ray.config.names import OWN, dotted, imported
 from treeprop_ray.config.nested import TEXTS, Cff, Data, Model, Probe, RaySettings, Weights
 from treeprop_ray.config.places import LOCAL, PUBLISHED, RUNS
-from treeprop_ray.config.secrets import hidden, is_remote
+from treeprop_ray.config.secrets import is_remote
 from treeprop_ray.config.settings import CHANGEABLE, RESUMABLE, Settings, family_of, recurrent
 from treeprop_ray.config.through_time import Time
+from treeprop_ray.errors import hidden
 
 __all__ = [
     "CHANGEABLE", "EXPERIMENTS", "LENGTH", "LOCAL", "OWN", "PUBLISHED", "RESUMABLE", "RUNS",

@@ -23,6 +23,7 @@ from treeprop_ray.errors import (
     UserError,
     one_line,
     place_of,
+    warn,
 )
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
@@ -133,7 +134,7 @@ def _signals(debug: bool) -> Iterator[None]:
         if debug:
             hook(args)
         elif not type(args.thread).__module__.startswith("tensorboard"):  # told where it writes
-            print(f"warning: a thread failed: {args.exc_value!r}", file=sys.stderr, flush=True)
+            warn(f"a thread failed: {args.exc_value!r}")
 
     def terminate(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the way out is not interrupted again

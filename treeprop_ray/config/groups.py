@@ -143,6 +143,14 @@ class Training:
     finish_path: str = opt(
         "full", "the path of the last steps: full (the deployed chain) or spine-k", later=True
     )
+    finish_from: str = opt(
+        "chain",
+        "what the last steps begin with: chain: the chain as the tree has trained it; path: the "
+        "chain as its deepest path, whose auxiliary blocks take the places beside them, followed "
+        "by layers that add nothing yet",
+        choices=["chain", "path"],
+        later=True,
+    )
     finish_sweeps: int = opt(
         0,
         "the last steps by so many sweeps over all blocks of the chain at once, forward and back "
@@ -195,6 +203,19 @@ class Records:
     )
     wandb: str = opt("", "Weights & Biases project to log to", resumable=True)
     mlflow: str = opt("", "MLflow tracking URI to log to", resumable=True)
+    metrics: list[str] = opt(
+        [],
+        "your own, scored beside the loss after every evaluation: package.module:name of a "
+        "function (outputs, targets) that gives a number, or of what makes one or an object of "
+        "torchmetrics",
+        resumable=True,
+    )
+    callbacks: list[str] = opt(
+        [],
+        "your own, package.module:factory; factory() gives a treeprop_ray.Callback (a class of "
+        "yours is one)",
+        resumable=True,
+    )
     eval_every: int = opt(1, "epochs between evaluations on the validation split", low=1)
     eval_test: bool = opt(
         False,
@@ -215,3 +236,13 @@ class Records:
     keep_best: bool = opt(
         True, "also keep the checkpoint with the best validation score", resumable=True
     )
+
+    def check(self) -> None:
+        """The user's own have names of a form, each its own."""
+        for key in ("metrics", "callbacks"):
+            names = getattr(self, key)
+            for name in names:
+                if not dotted(name):
+                    raise UserError(f"{key}={name}: must be package.module:name")
+            if len(set(names)) < len(names):
+                raise UserError(f"{key}=[{','.join(names)}]: one of them is there twice")

@@ -18,9 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from treeprop_ray.config.fields import check, title_of, walk
-from treeprop_ray.config.secrets import hidden
 from treeprop_ray.config.settings import CHANGEABLE, RESUMABLE, Settings
-from treeprop_ray.errors import UserError, first_line
+from treeprop_ray.errors import UserError, first_line, hidden
 
 LENGTH = ("epochs", "steps", "patience")  # may change when a run is taken up, but name it
 SIGNS = {"low": "≥", "above": ">", "high": "≤"}

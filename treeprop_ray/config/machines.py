@@ -65,6 +65,12 @@ class Machines:
     snapshot_every: int = opt(
         50, "steps between recovery points in memory (ray)", low=1, resumable=True
     )
+    keep_steps: bool = opt(
+        True,
+        "with replicas: actors keep their states of the last in_flight + 1 steps in memory, so "
+        "that a loss repeats no more than these; costs a copy of the state per step (ray)",
+        resumable=True,
+    )
     max_failures: int = opt(
         8, "lost actors a run recovers from before it stops (ray)", low=0, resumable=True
     )

@@ -83,6 +83,12 @@ class Model:
         high=1,
         later=True,
     )
+    recurrent: bool = opt(
+        False,
+        "model.name=package.module:factory: factory(settings.model, inputs) gives a recurrent "
+        "cell, a module (x, h) -> h with model.hidden numbers in h; the tree is over time",
+        later=True,
+    )
 
     @property
     def layers(self) -> int:
@@ -93,6 +99,11 @@ class Model:
         """What fits together in a shipped network; what depends on the data is checked with it."""
         if self.span and self.group:
             raise UserError(f"model.span={self.span}: chooses model.group; leave out {self.group}")
+        if self.recurrent and not dotted(self.name):
+            raise UserError(
+                f"model.recurrent=true: says that model.name=package.module:factory gives a cell; "
+                f"leave it out with {self.name}"
+            )
         if dotted(self.name):
             return
         if len(self.group) > 1 and sum(self.group) != self.layers:
@@ -161,7 +172,8 @@ class Data:
     tokenizer: str = opt("bytes", "text: bytes, or GPT-2's BPE", choices=["bytes", "gpt2"])
     samples: int = opt(10000, "training samples of the adding task", low=10, high=10**7)
     columns: str = opt(
-        "", "own data with named columns: those of the inputs and of the labels, e.g. img,label"
+        "",
+        "own data with named columns: of the inputs and, the last, of the labels, e.g. img,label",
     )
     classes: int = opt(
         0, "own data: how many classes; 0 = as its labels or its features say", low=0, high=2**31

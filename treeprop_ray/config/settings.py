@@ -45,6 +45,9 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
                 f"batch={self.batch}"
             )
         self._check_text()
+        for key in ("metrics", "callbacks"):
+            if (names := getattr(self, key)) and self.engine == "train":
+                raise UserError(f"{key}=[{','.join(names)}]: needs engine=local or ray, not train")
         if recurrent(self):
             self._check_recurrent()
         elif not dotted(self.model.name):
@@ -59,7 +62,8 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
     def _check_text(self) -> None:
         """Text needs a language model, and a language model text."""
         model, data = self.model.name, self.data
-        shipped = not dotted(model) and not dotted(data.name)
+        blocks = dotted(model) and not self.model.recurrent
+        shipped = not blocks and not dotted(data.name)
         if shipped and (model == "gpt") != (data.name in TEXTS):
             what = "one of " + ", ".join(TEXTS) if model == "gpt" else "text needs model.name=gpt"
             raise UserError(f"data.name={data.name} with model.name={model}: {what}")
@@ -88,6 +92,11 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
             raise UserError(
                 f"loss.name={self.loss.name}: recurrent networks have plain cross_entropy; leave "
                 "out loss.*"
+            )
+        if self.metrics:
+            raise UserError(
+                f"metrics=[{','.join(self.metrics)}]: is for networks of blocks, not "
+                f"model.name={self.model.name}"
             )
         if self.chain_lr != 1:
             raise UserError(
@@ -123,7 +132,7 @@ class Settings(Records, Nested, Objective, Training, Machines, Run):
 
 def recurrent(settings: Settings) -> bool:
     """Whether the tree is over time steps."""
-    return settings.model.name in ("gru", "elman", "mingru")
+    return settings.model.recurrent or settings.model.name in ("gru", "elman", "mingru")
 
 
 def family_of(settings: Settings) -> str:

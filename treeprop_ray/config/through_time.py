@@ -10,7 +10,7 @@ from treeprop_ray.errors import UserError
 
 @dataclass
 class Time:
-    """TreeProp through time (model.name gru or elman): N = 2**depth symbols per sample."""
+    """TreeProp through time (gru, elman, a cell of one's own): N = 2**depth symbols per sample."""
 
     depth: int = opt(
         4, "depth D of the time tree; a sample is cut into 2**D symbols", low=1, high=16

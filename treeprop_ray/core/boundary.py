@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from treeprop_ray.core.loss import counted
 from treeprop_ray.core.node import Losses, Run, Scale, pull_back, unscaled
 from treeprop_ray.core.objective import head_loss
-from treeprop_ray.core.rng import derive
+from treeprop_ray.core.rng import derive, draws
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Tree
 
@@ -39,6 +39,7 @@ class Boundary:
         self.scale = scale
         self.tree, self.stem, self.head, self.rule, self.run = tree, stem, head, rule, run
         self.stem_trains = any(p.requires_grad for p in stem.parameters())
+        self.stem_draws = draws(stem)
         self.z_0: dict[int, Tensor] = {}
         self.labels: dict[int, Labels] = {}
         self.losses: dict[int, Losses] = {node.n: Losses() for node in tree.spine}
@@ -49,8 +50,8 @@ class Boundary:
         self.labels[piece.index] = Labels(
             y, counted(self.rule.loss, y) if labels is None else labels
         )
-        seed = derive(self.rule.seed, "block", piece.step, 0, "stem", piece.index)
-        z_0 = self.run(self.stem, x, seed)
+        words = (self.rule.seed, "block", piece.step, 0, "stem", piece.index)
+        z_0 = self.run(self.stem, x, derive(*words) if self.stem_draws else None)
         if self.stem_trains:
             self.z_0[piece.index] = z_0
         return z_0.detach()

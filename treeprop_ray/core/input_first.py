@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from treeprop_ray.core.gradients import accumulate
-
 Forks = dict[Node, list[Tensor]]  # nodes that lead to the leaf and, aside from it, to weights
 
 
@@ -47,11 +45,8 @@ def input_first(out: Tensor, slope: Tensor, leaf: Tensor) -> Callable[[], None]:
         for node, found in forks.items():
             reached = [(i, g) for i, g in enumerate(arrived[node]) if g is not None]
             edges = [GradientEdge(node, i) for i, _ in reached]
-            for weight, gradient in zip(
-                found, torch.autograd.grad(edges, found, [g for _, g in reached]), strict=True
-            ):
-                fresh = weight.grad is None
-                accumulate(weight, torch.empty_like(weight).copy_(gradient) if fresh else gradient)
+            # adds up as one pass does: a first gradient is kept, not copied to memory that is new
+            torch.autograd.backward(edges, [g for _, g in reached], inputs=found)
 
     return weights_later
 

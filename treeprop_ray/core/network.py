@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from treeprop_ray.core.grouping import Grouping, grouping, sizes_of
+from treeprop_ray.core.inputs import Inputs
 from treeprop_ray.core.own_blocks import (
     check_exits,
     check_modules,
@@ -65,6 +66,7 @@ class Shape:
     input_shape: tuple[int, ...]
     classes: int
     dtype: torch.dtype
+    inputs: Inputs | None = None  # where a sample has several tensors
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,8 @@ def stacked(layers: Mapping[Edge, nn.Module]) -> Stack:
 class TreeNetwork(nn.Module):
     """All blocks of a tree in one module, keyed by edge."""
 
+    inputs: tuple[str, ...] = ()  # what the stem takes, where it takes several tensors by name
+
     def __init__(
         self,
         tree: Tree,
@@ -181,7 +185,7 @@ class TreeNetwork(nn.Module):
         blocks: Sequence[nn.Module] | nn.Sequential,
         head: nn.Module,
         *,
-        example: Tensor,
+        example: Any,
         split: str = "floor",
         family: str = "gaussian",
         group: int | Sequence[int] = 1,
@@ -192,7 +196,8 @@ class TreeNetwork(nn.Module):
     ) -> TreeNetwork:
         """A tree over your own blocks.
 
-        `example` is one small input batch; it is sent through once to check every shape.
+        `example` is one small input batch (a dict or tuple of tensors where samples have several);
+        it is sent through once to check every shape.
         `auxiliary(l, r)` makes the block of a longer edge z_l -> z_r; by default a freshly
         initialised copy of one of the blocks with that input and output shape. With `group` (how
         many, or [2, 2, 3] one by one) several of `blocks` are one block of the tree, and auxiliary
@@ -241,7 +246,16 @@ class TreeNetwork(nn.Module):
         check_unshared(named({STEM: stem, **blocks_of}))
         check_exits(blocks_of[tree.head], tree, at)
         spec = None if context is None else spec_of(context)
-        return cls(tree, stem, blocks_of, family, spec, plain)
+        made = cls(tree, stem, blocks_of, family, spec, plain)
+        made.inputs = tuple(example) if isinstance(example, Mapping) else ()
+        return made
+
+    def reads(self, inputs: Inputs | None) -> None:
+        """Samples have these tensors (None: one); UserError where an input is missing."""
+        given = inputs.names if inputs else ()
+        if missing := [name for name in self.inputs if name not in given]:
+            has = inputs or "one tensor"
+            raise UserError(f"columns: the stem takes {', '.join(missing)} too, samples have {has}")
 
     def block(self, edge: Edge) -> nn.Module:
         """The block that serves an edge (the head for every edge that ends at N)."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from treeprop_ray.core import factor
 from treeprop_ray.core.objective import correction_by_product, correction_of
-from treeprop_ray.core.rng import derive, normal_rows
+from treeprop_ray.core.rng import derive, draws, normal_rows
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.tree import Node, Tree
 
@@ -127,6 +127,7 @@ class TreeNode:
         self.tree, self.node, self.rule, self.run, self.back = tree, node, rule, run, back
         self.scale = scale
         self.left, self.right = left, right
+        self.draws = {"left": draws(left), "right": right is not None and draws(right)}
         self.wants_adj_l = rule.sends_left(node, stem_trains)
         self.wants_adj_r = rule.sends_right(tree, node)
         self.sigma = factor.sigma_at(rule.sigma, node.level, tree.depth, rule.noise_schedule)
@@ -254,6 +255,8 @@ class TreeNode:
         gradient = gradient if scale == 1 else factor.full(gradient) / scale
         return correction_of(gradient, self.rule, counted, mu_fwd)
 
-    def _key(self, side: str, piece: Piece) -> int:
-        """Seed for randomness inside a block (dropout)."""
+    def _key(self, side: str, piece: Piece) -> int | None:
+        """Seed for randomness inside a block (dropout), if there may be any."""
+        if not self.draws[side]:
+            return None
         return derive(self.rule.seed, "block", piece.step, self.node.n, side, piece.index)

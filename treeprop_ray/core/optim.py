@@ -174,6 +174,11 @@ class PartOptimizer:
         if grads := [p.grad for p in params if p.grad is not None]:
             torch._foreach_mul_(grads, factor)
 
+    def begin_anew(self, part: str) -> None:
+        """Drop the state of a part whose weights are others from now on."""
+        for p in self.params[part].values():
+            self.owner[p].state.pop(p, None)
+
     def state(self) -> dict[str, Tensor]:
         """Optimizer state as `edge/parameter/slot` tensors; a number is one of no dimension."""
         self._check_groups()

@@ -20,9 +20,26 @@ def check_modules(parts: Mapping[str, Any], example: Any) -> None:
         if not isinstance(part, nn.Module):
             kind = getattr(part, "__name__", type(part).__name__)
             raise UserError(f"{name}: must be a torch.nn.Module, not {kind}")
-    if not isinstance(example, Tensor) or not example.dim():
+    inputs = tensors_of(example)
+    if not inputs or not all(isinstance(t, Tensor) and t.dim() for t in inputs):
         kind = type(example).__name__
-        raise UserError(f"example: must be a small batch of inputs, a tensor, not {kind}")
+        raise UserError(
+            f"example: must be a small batch of inputs, a tensor (or a dict or tuple), not {kind}"
+        )
+
+
+def tensors_of(example: Any) -> list[Any]:
+    """The tensors of an example batch."""
+    if isinstance(example, Mapping):
+        return list(example.values())
+    return list(example) if isinstance(example, tuple) else [example]
+
+
+def shape_text(given: Any) -> str:
+    """The shape of a state, or of each of several inputs."""
+    if isinstance(given, Mapping):
+        return ", ".join(f"{name} {tuple(t.shape)}" for name, t in given.items())
+    return ", ".join(str(tuple(t.shape)) for t in tensors_of(given))
 
 
 def check_unshared(parts: Mapping[str, nn.Module]) -> None:
@@ -77,7 +94,7 @@ def named_blocks(chain: Sequence[nn.Module]) -> dict[str, nn.Module]:
     return {f"block {i + 1}": block for i, block in enumerate(chain)}
 
 
-def _meta_run(module: nn.Module, what: str, z: Tensor, context: Any = None) -> Any:
+def _meta_run(module: nn.Module, what: str, z: Any, context: Any = None) -> Any:
     try:
         with torch.no_grad():
             return module(z) if what in ("stem", "head") else next_state(module, z, context)
@@ -85,9 +102,7 @@ def _meta_run(module: nn.Module, what: str, z: Tensor, context: Any = None) -> A
         raise UserError(f"{what}: {e}") from e
     except Exception as e:
         reason = str(e).split("\n")[0]
-        raise UserError(
-            f"{what}: does not take an input of shape {tuple(z.shape)}: {reason}"
-        ) from e
+        raise UserError(f"{what}: does not take an input of shape {shape_text(z)}: {reason}") from e
 
 
 def _checked_run(module: nn.Module, what: str, z: Tensor, context: Any = None) -> Tensor:
@@ -98,7 +113,7 @@ def _checked_run(module: nn.Module, what: str, z: Tensor, context: Any = None) -
 
 
 def probe_shapes(
-    stem: nn.Module, chain: Sequence[nn.Module], head: nn.Module, example: Tensor
+    stem: nn.Module, chain: Sequence[nn.Module], head: nn.Module, example: Any
 ) -> tuple[list[Tensor], Any, bool]:
     """The states z_0 … z_{N-1} of one example batch, the context, and whether all blocks give one
     tensor; a misfit names the block."""

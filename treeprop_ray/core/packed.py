@@ -133,7 +133,7 @@ def parted(out: Any) -> tuple[Any, Any]:
 
 
 @torch.no_grad()
-def form_of(stem: nn.Module, example: Tensor) -> Form | None:
+def form_of(stem: nn.Module, example: Any) -> Form | None:
     """The form of the states behind a stem; None where they are one tensor."""
     mode = stem.training
     try:

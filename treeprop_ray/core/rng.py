@@ -7,13 +7,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+QUIET = {  # modules of torch that draw nothing, if nobody has changed them
+    nn.Sequential, nn.ModuleList, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d,
+    nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.AvgPool2d, nn.MaxPool2d, nn.Sigmoid,
+    nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softmax,
+}  # fmt: skip
 
 
 def derive(*words: int | str) -> int:
     """A 63-bit seed from names and numbers, e.g. derive(seed, "noise", step, node)."""
     digest = hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether running a module may draw: it has anything inside that is not known to draw nothing.
+    Seeding takes as long as a small product, so who draws nothing needs none."""
+    return any(
+        type(m) not in QUIET or m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__
+        for m in module.modules()
+    )
 
 
 def generator(*words: int | str) -> torch.Generator:

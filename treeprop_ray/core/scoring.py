@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from treeprop_ray.config.names import imported
 from treeprop_ray.core import loss
 from treeprop_ray.core.network import STEM
 from treeprop_ray.core.objective import PLAIN
 from treeprop_ray.core.rule import LossRule
 from treeprop_ray.core.states import split_stem
 from treeprop_ray.core.tree import Edge, Tree
-from treeprop_ray.errors import told_at
+from treeprop_ray.errors import UserError, first_line, told_at
 
 
 class Counts(NamedTuple):
@@ -51,6 +53,65 @@ class Score:
 
 
 Metric = Any  # (outputs, targets) -> a number, or an object of torchmetrics
+SCORED = {"loss", "accuracy", "perplexity", "val_loss"}
+
+
+def metrics_of(values: Sequence[str]) -> dict[str, Metric]:
+    """The metrics that `metrics=[package.module:name]` names, each by the last part of its name.
+
+    What can be called without words (a class, a function without arguments) makes the metric.
+    """
+    metrics: dict[str, Metric] = {}
+    for value in values:
+        name = value.rpartition(":")[2].rpartition(".")[2]
+        check_name(name)
+        if name in metrics:
+            raise UserError(f"metrics={value}: another one has the name {name}")
+        metrics[name] = _metric(value, imported("metrics", value))
+    return metrics
+
+
+def check_name(name: str) -> None:
+    """Raise UserError where a metric has the name of what is scored anyway."""
+    if name in SCORED:
+        raise UserError(f"metrics={name}: is scored anyway; give yours another name")
+
+
+def _metric(value: str, found: Any) -> Metric:
+    """What a name stands for, made where it is a factory."""
+    if _updates(found) and not isinstance(found, type):
+        return found
+    if not (isinstance(found, type) or _takes(found, 0)):
+        if not _takes(found, 2):
+            raise UserError(f"metrics={value}: must take (outputs, targets), or nothing")
+        return found
+    try:
+        made = found()
+    except Exception as e:  # the user's own code may raise anything
+        reason = f"{type(e).__name__}: {first_line(e)}"
+        raise UserError(f"metrics={value}: factory() failed: {reason}") from e
+    if not (_updates(made) or callable(made)):
+        raise UserError(
+            f"metrics={value}: gives {type(made).__name__}, must give a function of (outputs, "
+            "targets) or an object of torchmetrics"
+        )
+    return made
+
+
+def _updates(metric: Any) -> bool:
+    """Whether it sees batch after batch, as those of torchmetrics."""
+    return hasattr(metric, "update") and hasattr(metric, "compute")
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Whether it can be called with so many words; nobody knows: with two."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # one of C has no signature
+        return count == 2
+    return True
 
 
 def measure(
@@ -61,7 +122,7 @@ def measure(
     values: dict[str, float] = {}
     for name, metric in metrics.items():
         try:
-            if hasattr(metric, "update") and hasattr(metric, "compute"):
+            if _updates(metric):
                 metric.reset()
                 for outputs, targets in batches:
                     metric.update(outputs, targets)

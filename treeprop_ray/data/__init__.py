@@ -49,7 +49,15 @@ def load(settings: Settings) -> DataSet:
     """
     data, own_validation = stored(settings)
     if recurrent(settings):
+        if form := data.example.form:
+            raise UserError(
+                f"model.name={settings.model.name}: reads one sequence, samples have {form}"
+            )
         data = sequences.as_sequences(data, 2**settings.time.depth, settings.data.permuted)
+    if data.example.form and settings.data.augment != "none":
+        raise UserError(
+            f"data.augment={settings.data.augment}: is for images, samples have {data.example.form}"
+        )
     limit, train, validation = settings.data.limit, data.train, data.validation
     if isinstance(train, Stream):
         if limit:

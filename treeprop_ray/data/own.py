@@ -1,6 +1,7 @@
 """A user's own samples, of whatever kind, as a data set.
 
-(x, y), TensorDataset                       tensors or arrays in memory
+(x, y), (a, b, y), ({name: a, …}, y),
+TensorDataset                               tensors or arrays in memory
 torch Dataset, Hugging Face Dataset         by number: exact resume
 IterableDataset, streaming Hugging Face,
 DataLoader, ray.data.Dataset                streams: in their own order
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from treeprop_ray.core.rule import LossRule
 from treeprop_ray.data.reading import drawing
 from treeprop_ray.data.sets import DataSet
+from treeprop_ray.data.several import Several
 from treeprop_ray.data.sources import (
     PLAIN,
     Columns,
@@ -25,7 +27,8 @@ from treeprop_ray.data.sources import (
     Source,
     Split,
     as_tensor,
-    check_finite,
+    batch_of_several,
+    check_inputs,
     check_labels,
     pair_of,
     targets,
@@ -75,10 +78,11 @@ def own_set(
     for name, split in zip(SPLITS, (train, validation, test), strict=True):
         if isinstance(split, Split):
             check_labels(targets(split.y), classes, name, loss, whole=True)
-            check_finite(split.x, name)
+            check_inputs(split, name)
         elif split is not train:  # not only when it is scored, at the end
             check_labels(targets(_example(split).y), classes, name, loss)
-    dtype = example.x.dtype if example.x.is_floating_point() else torch.float32
+    kinds = example.form.dtypes if example.form else (example.x.dtype,)
+    dtype = next((kind for kind in kinds if kind.is_floating_point), torch.float32)
     return DataSet(
         "own", train, validation, test, classes, Tensor.clone, dtype, own=True, loss=loss
     )
@@ -91,6 +95,10 @@ def held_out(given: Any, columns: Columns | None, what: str, example: Split) -> 
     if isinstance(source, Stream):
         source = source.whole(MOST_HELD_OUT)
     first = _example(source)
+    if example.form or first.form:
+        if first.form is None:
+            raise UserError(f"{what}: has one tensor in a sample, train has {example.form}")
+        first.form.check_same(example.form, what, "train has")
     for part in ("x", "y"):
         ours, theirs = getattr(example, part).shape[1:], getattr(first, part).shape[1:]
         if ours != theirs:
@@ -104,7 +112,7 @@ def source_of(
     given: Any, columns: Columns | None, batch: int, what: str, joined: int = 1
 ) -> Source | Stream:
     """What a user gave for a split; `batch` is for streams (0: whatever comes)."""
-    if isinstance(given, TensorDataset) and columns is None and len(given.tensors) == 2:
+    if isinstance(given, TensorDataset) and columns is None and len(given.tensors) > 1:
         given = given.tensors
     if isinstance(given, Split):
         given = (given.x, given.y)
@@ -126,7 +134,14 @@ def source_of(
 
 
 def _arrays(given: Any, columns: Columns | None, what: str) -> Split:
-    x, y = (as_tensor(t, what) for t in pair_of(given, columns, what))
+    pair, labels = pair_of(_in_memory(given, what), columns, what)
+    y = as_tensor(labels, what)
+    if isinstance(pair, Several):
+        split = batch_of_several(pair, y, what)
+        if not len(split):
+            raise UserError(f"{what}: has no samples")
+        return split
+    x = as_tensor(pair, what)
     if not x.ndim or not y.ndim or len(x) != len(y):
         raise UserError(
             f"{what} x has {len(x) if x.ndim else 1} samples, y has {len(y) if y.ndim else 1} "
@@ -135,6 +150,19 @@ def _arrays(given: Any, columns: Columns | None, what: str) -> Split:
     if not len(x):
         raise UserError(f"{what}: has no samples")
     return Split(x, y)
+
+
+def _in_memory(given: Any, what: str) -> Any:
+    """Whole splits: (x, y), ((a, b), y) or (a, b, y), where a and b are arrays too."""
+    arrays = [hasattr(part, "shape") and len(part.shape) > 0 for part in given]
+    if len(given) > 2 and not all(arrays):
+        kind = f"{type(given).__name__} of {len(given)}"
+        raise UserError(f"{what}: must give pairs (input, label), not {kind}")
+    if len(given) == 2 and arrays[1] and isinstance(given[0], tuple | list):
+        x, count = given[0], len(given[1])
+        if len(x) != count and all(hasattr(part, "shape") and len(part) == count for part in x):
+            return (*x, given[1])
+    return given
 
 
 def _is_hf(given: Any, kind: str) -> bool:
@@ -172,9 +200,9 @@ def highest(y: Tensor, ignored: int) -> int:
 def told_classes(given: Any, columns: Columns | None) -> int:
     """How many classes a Hugging Face set says it has; 0: it does not."""
     features = getattr(given, "features", None)
-    if not columns or not isinstance(features, Mapping) or columns[1] not in features:
+    if not columns or not isinstance(features, Mapping) or columns[-1] not in features:
         return 0
-    return int(getattr(features[columns[1]], "num_classes", 0) or 0)
+    return int(getattr(features[columns[-1]], "num_classes", 0) or 0)
 
 
 def seen_classes(train: Source | Stream, ignored: int) -> int:
@@ -194,11 +222,14 @@ def _example(train: Source | Stream) -> Split:
 
 
 def columns_of(key: str, value: Any) -> Columns | None:
-    """Two names, given as "img,label" or as a pair."""
+    """Names of inputs and, the last one, of labels, given as "img,label" or as a sequence."""
     if not value:
         return None
     names = value.split(",") if isinstance(value, str) else value
     names = [str(name).strip() for name in names]
-    if len(names) != 2 or not all(names):
-        raise UserError(f"{key}={','.join(names)}: two names, of the inputs and of the labels")
-    return names[0], names[1]
+    if len(names) < 2 or not all(names) or len(set(names)) < len(names):
+        raise UserError(
+            f"{key}={','.join(names)}: two names, of the inputs and of the labels, or more, "
+            "of which the last is the labels'"
+        )
+    return tuple(names)

@@ -70,7 +70,9 @@ class DataSet:
     @property
     def shape(self) -> Shape:
         """What a model must know of the data."""
-        return Shape(self.input_shape, self.classes, self.dtype)
+        form = self.example.form
+        inputs = form.as_floats(self.dtype) if form else None
+        return Shape(self.input_shape, self.classes, self.dtype, inputs)
 
     @property
     def batch_counts(self) -> dict[str, int]:
@@ -108,9 +110,11 @@ class DataSet:
 
     @property
     def labels_per_sample(self) -> int:
+        """How many labels a sample has: 1, or one for each place of a sequence."""
         return self.example.y[0].numel()
 
     def split(self, name: str) -> Source:
+        """The samples of `train`, `validation` or `test`."""
         chosen: Source = getattr(self, name)
         return chosen
 

@@ -18,10 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treeprop_ray.core.inputs import Inputs
 from treeprop_ray.core.rule import LossRule
+from treeprop_ray.data.several import Several, as_several, joined, numbered, packed
 from treeprop_ray.errors import UserError, first_line
 
-Columns = tuple[str, str]  # the names of inputs and labels in a sample
+Columns = tuple[str, ...]  # the names of the inputs in a sample, and of the labels
 PLAIN = LossRule()
 
 
@@ -44,15 +46,18 @@ class Split:
 
     x: Tensor
     y: Tensor
+    form: Inputs | None = None  # of several inputs, which x has packed
     in_memory = True
 
     def __len__(self) -> int:
         return len(self.x)
 
     def take(self, index: Tensor | slice) -> Split:
-        return Split(self.x[index], self.y[index])
+        """These samples, in this order."""
+        return Split(self.x[index], self.y[index], self.form)
 
     def part(self, index: Tensor) -> Split:
+        """A split of these samples alone."""
         return self.take(index)
 
 
@@ -89,7 +94,7 @@ class Rows:
                 except UserError as e:
                     raise UserError(f"{e} (sample {number})") from e
             raise
-        check_finite(batch.x, self.what, numbers)
+        check_inputs(batch, self.what, numbers)
         return batch
 
     def part(self, index: Tensor) -> Rows:
@@ -125,15 +130,28 @@ def check_labels(
         raise UserError(f"{what}: label {y[wrong][0].item():g} is outside {known}{row}")
 
 
-def check_finite(x: Tensor, what: str, numbers: Sequence[int] | None = None) -> None:
+def check_inputs(split: Split, what: str, numbers: Sequence[int] | None = None) -> None:
     """Raise UserError where an input is NaN or infinite, with the number of its sample."""
+    if split.form is None:
+        check_finite(split.x, what, numbers)
+        return
+    given = split.form.unpack(split.x)
+    tensors = given.values() if isinstance(given, dict) else given
+    for name, x in zip(split.form.names, tensors, strict=True):
+        check_finite(x, what, numbers, name)
+
+
+def check_finite(
+    x: Tensor, what: str, numbers: Sequence[int] | None = None, name: str = "an input"
+) -> None:
+    """The same for one tensor."""
     if not x.is_floating_point() or not x.numel():
         return
     wrong = ~x.isfinite()
     if wrong.any():
         at = int(wrong.nonzero()[0][0])
         row = numbers[at] if numbers else at
-        raise UserError(f"{what}: an input of sample {row} is {float(x[wrong][0])}")
+        raise UserError(f"{what}: {name} of sample {row} is {float(x[wrong][0])}")
 
 
 # -- samples to tensors ---------------------------------------------------------------------------
@@ -158,7 +176,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
 
 
 def pair_of(sample: Any, columns: Columns | None, what: str) -> tuple[Any, Any]:
-    """(input, label) of a sample or of a batch."""
+    """(input, label) of a sample or of a batch; several inputs are a `Several`."""
     if isinstance(sample, Mapping):
         have = ", ".join(map(str, sample))
         if columns is None:
@@ -166,12 +184,16 @@ def pair_of(sample: Any, columns: Columns | None, what: str) -> tuple[Any, Any]:
         for column in columns:
             if column not in sample:
                 raise UserError(f"columns: {what} has no column {column}; it has {have}")
-        return sample[columns[0]], sample[columns[1]]
+        *inputs, label = columns
+        given = {column: sample[column] for column in inputs}
+        return as_several(given if len(inputs) > 1 else sample[inputs[0]]), sample[label]
     if columns is not None:
         kind = type(sample).__name__
         raise UserError(f"columns={','.join(columns)}: {what} has no names ({kind} samples)")
     if isinstance(sample, tuple | list) and len(sample) == 2:
-        return sample[0], sample[1]
+        return as_several(sample[0]), sample[1]
+    if isinstance(sample, tuple | list) and len(sample) > 2:
+        return numbered(sample[:-1]), sample[-1]
     size = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
     kind = f"{type(sample).__name__}{size}"
     raise UserError(f"{what}: must give pairs (input, label), not {kind}")
@@ -179,15 +201,31 @@ def pair_of(sample: Any, columns: Columns | None, what: str) -> tuple[Any, Any]:
 
 def collated(samples: Sequence[Any], columns: Columns | None, what: str) -> Split:
     """Samples as one batch."""
-    pairs = [pair_of(sample, columns, what) for sample in samples]
-    stacked = []
-    for name, values in zip(("inputs", "labels"), zip(*pairs, strict=True), strict=True):
-        tensors = [as_tensor(value, f"{what}, {name}") for value in values]
-        shapes = {(tuple(t.shape), t.dtype) for t in tensors}
-        if len(shapes) > 1:
-            (a, of_a), (b, of_b), *_ = sorted(shapes, key=str)
-            raise UserError(
-                f"{what}: {name} of one batch differ: shape {a} {of_a} and shape {b} {of_b}"
-            )
-        stacked.append(torch.stack(tensors))
-    return Split(*stacked)
+    xs, ys = zip(*(pair_of(sample, columns, what) for sample in samples), strict=True)
+    y = stacked(ys, "labels", what)
+    if not any(isinstance(x, Several) for x in xs):
+        return Split(stacked(xs, "inputs", what), y)
+    if not all(isinstance(x, Several) for x in xs):
+        raise UserError(f"{what}: samples differ: some have several inputs, some have one")
+    tensors = {name: stacked(some, name, what) for name, some in joined(xs, what).items()}
+    x, form = packed(tensors, xs[0].named, len(y), what)
+    return Split(x, y, form)
+
+
+def stacked(values: Sequence[Any], name: str, what: str) -> Tensor:
+    """The values of some samples as one tensor."""
+    tensors = [as_tensor(value, f"{what}, {name}") for value in values]
+    shapes = {(tuple(t.shape), t.dtype) for t in tensors}
+    if len(shapes) > 1:
+        (a, of_a), (b, of_b), *_ = sorted(shapes, key=str)
+        raise UserError(
+            f"{what}: {name} of one batch differ: shape {a} {of_a} and shape {b} {of_b}"
+        )
+    return torch.stack(tensors)
+
+
+def batch_of_several(x: Several, y: Tensor, what: str) -> Split:
+    """Several inputs, each of a whole batch, and its labels."""
+    tensors = {name: as_tensor(value, f"{what}, {name}") for name, value in x.items()}
+    one, form = packed(tensors, x.named, len(y) if y.ndim else 1, what)
+    return Split(one, y, form)

@@ -23,7 +23,15 @@ from torch.utils.data import DataLoader
 
 from treeprop_ray.core.rng import derive
 from treeprop_ray.data.reading import DEPTH, drawing
-from treeprop_ray.data.sources import Columns, Split, as_tensor, collated, pair_of
+from treeprop_ray.data.several import Several
+from treeprop_ray.data.sources import (
+    Columns,
+    Split,
+    as_tensor,
+    batch_of_several,
+    collated,
+    pair_of,
+)
 from treeprop_ray.errors import UserError, first_line
 
 STATE = "data/stream/state"  # where a stream stands, among the tensors of an optimizer's state
@@ -116,20 +124,31 @@ class Stream:
                 yield self._checked(collated(part, self.columns, self.what))
 
     def _split(self, batch: Any) -> Split:
-        x, y = (as_tensor(t, self.what) for t in pair_of(batch, self.columns, self.what))
+        given, labels = pair_of(batch, self.columns, self.what)
+        if isinstance(given, Several):
+            return self._fits(batch_of_several(given, as_tensor(labels, self.what), self.what))
+        x, y = as_tensor(given, self.what), as_tensor(labels, self.what)
         if not x.ndim or not y.ndim or len(x) != len(y):
             raise UserError(
                 f"{self.what}: a batch has inputs of shape {tuple(x.shape)} and labels of shape "
                 f"{tuple(y.shape)}; must be of the same number"
             )
-        if self.size and len(x) > self.size:
-            raise UserError(f"batch={self.size}: {self.what} gave a batch of {len(x)}")
-        return self._checked(Split(x, y))
+        return self._fits(Split(x, y))
+
+    def _fits(self, part: Split) -> Split:
+        if self.size and len(part) > self.size:
+            raise UserError(f"batch={self.size}: {self.what} gave a batch of {len(part)}")
+        return self._checked(part)
 
     def _checked(self, part: Split) -> Split:
         """The same structure as the first sample of all."""
         if self.example is None:
             return part
+        if self.example.form != part.form:
+            if part.form is None:
+                raise UserError(f"{self.what}: batches differ: one tensor, at first several")
+            what = f"{self.what}: batches differ"
+            part.form.check_same(self.example.form, what, "at first")
         for name in ("x", "y"):
             old, new = getattr(self.example, name), getattr(part, name)
             if (old.shape[1:], old.dtype) != (new.shape[1:], new.dtype):
@@ -169,7 +188,8 @@ def batch_of(source: Any) -> int | None:
 
 def joined_up(parts: Sequence[Split]) -> Split:
     """Batches as one."""
-    return Split(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+    x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
+    return Split(x, y, parts[0].form)
 
 
 def _shuffles_in_a_buffer(source: Any) -> bool:

@@ -19,7 +19,8 @@ from treeprop_ray.engine.base import Span
 from treeprop_ray.engine.collective import Together, meeting_at
 from treeprop_ray.engine.direct import Rendezvous, gpu_of
 from treeprop_ray.engine.points import Point
-from treeprop_ray.errors import ActorLost, TrainingError, UserError, told_at
+from treeprop_ray.engine.versions import Reach, Versions
+from treeprop_ray.errors import ActorLost, TrainingError, UserError, first_line, told_at
 from treeprop_ray.hosts.base import Held, Host, StepReport
 from treeprop_ray.hosts.copied import Added, HandedOut
 from treeprop_ray.hosts.reduction import Packet as Weights
@@ -64,10 +65,14 @@ class Role:
     copy: int = 0  # of several copies which one this is
     copies: int = 1
     shards: bool = False  # each copy updates its share
+    versions: int = 0  # states before so many of its last steps are kept
 
 
 class HostActor:
     """A host in a process of its own."""
+
+    done: int  # the step that comes next
+    versions: Versions
 
     def __init__(self, role: Role) -> None:
         """An error is kept for `ready`: raised here, it would look like an actor that was lost."""
@@ -91,7 +96,7 @@ class HostActor:
         self.unmade = None
         self.broken: TrainingError | UserError | None = None
         self.told: StepReport | None = None  # the report of the step that is ending
-        self.done = 0  # the step that comes next
+        self._at(0)
         self.ran = -1  # the last call
         self.spans: deque[Span] = deque(maxlen=role.keep_spans)
         self.sent = 0
@@ -235,36 +240,51 @@ class HostActor:
 
     def apply(self, step: int, _: object, *others: StepReport) -> Any:
         """Optimizer step with the gradient norms of all hosts: the own ones are here, those of the
-        others arrive. `_` is the call it waits for. With shards, the weights that it updates."""
+        others arrive. `_` is the call it waits for. With shards, the weights that it updates, and
+        their slots."""
         told, self.told = self.told, None  # of no later step, whose report may never run
         if told:  # else the report has failed, and says why
             return self._apply(step, [r.square_norms for r in (told, *others)])
-        return None
+        return (None, None) if self.role.shards else None
 
     def finish(self, step: int, norms: bool, _: object, *sums: Any) -> Any:
         """Report and optimizer step in one call, when no global norm is needed; with shards also
-        the weights that it updates."""
+        the weights that it updates, and their slots."""
         report = self.report(step, norms, *sums)
-        weights = self._apply(step, None)
-        return (report, weights) if self.role.shards else report
+        updated = self._apply(step, None)
+        return (report, *updated) if self.role.shards else report
 
-    def renew(self, step: int, *others: Any) -> None:
-        """With shards: the weights that other copies have updated."""
+    def renew(self, step: int, slots: Any, *others: Any) -> None:
+        """With shards: the weights that other copies have updated, and the slots of the one before
+        this, which are kept for it."""
         given = [transport.arriving(other) for other in others]
         self._shared("renew", step, self.host.renew, given)
+        if slots is not None:
+            self.versions.foster(step, transport.arriving(slots))
         self.done = step + 1
 
     def _apply(self, step: int, square_norms: Sequence[Norms] | None) -> Any:
         begin = time.time()
         try:
+            if self.role.versions and isinstance(self.host, Host):
+                self.versions.keep(step, self.host.state_now())
             self.host.apply(step, square_norms)
-            weights = self._sent(self.host.weights_out()) if self.role.shards else None
+            if self.role.versions and isinstance(self.host, Host):
+                self.versions.ended(step, self.host.stands())
+            updated = self._updated() if self.role.shards else None
         except Exception as e:
             raise told_at(f"actor {self.role.name}, update of step {step}", e) from e
         self._note("update", 0, 0, step, begin)
         if not self.role.shards:
             self.done = step + 1
-        return weights
+        return updated
+
+    def _updated(self) -> tuple[Any, Any]:
+        """With shards: what other copies need of an update, and what one of them keeps."""
+        weights = self._sent(self.host.weights_out())
+        if self.role.versions and isinstance(self.host, Host):
+            return weights, self._sent(self.host.slots_out())
+        return weights, None
 
     def _note(
         self, phase: str, level: int, piece: int, step: int, begin: float, end: float | None = None
@@ -307,6 +327,25 @@ class HostActor:
         parts = {key.partition("/")[0] for part in state for key in part}
         return tuple(parts), transport.leaving(state)
 
+    def reach(self) -> Reach:
+        """How far this is and can go back; one that was made anew has nothing to tell yet."""
+        now = (self.done,) if self.done else ()
+        return Reach(self.done, (*self.versions.states, *now), tuple(self.versions.fostered))
+
+    def recall(self, step: int) -> tuple[tuple[str, ...], Any]:
+        """Like `state`, of all that is here, as it was before a step that it can reach."""
+        assert isinstance(self.host, Host)
+        try:
+            state = self.versions.before(step, self.host.state_now)
+        except Exception as e:  # what was left of a step that nobody can end
+            raise ActorLost(f"actor {self.role.name}: {first_line(e)}") from e
+        parts = {key.partition("/")[0] for part in state for key in part}
+        return tuple(parts), transport.leaving(state)
+
+    def hold(self, step: int | None) -> None:
+        """Of the states before earlier steps keep that one, whatever comes."""
+        self.versions.held = step
+
     def keep(self, step: int, state: Any, since: int) -> None:
         """Hold the state of another actor, of the time before `step`, in memory, with those `since`
         the step to which all would go back now."""
@@ -315,14 +354,21 @@ class HostActor:
     def load(self, point: Point, index: int, step: int) -> None:
         """Take up what belongs here of a point's states, which are fetched only then."""
         assert isinstance(self.host, Host)
-        self.broken, self.done = None, step
+        self.broken, self.done = None, 0  # half of a state is none
         self.host.load(*point.state_of(self.host.parts, index))
+        self._at(step)
 
     def take_up(self, read: Callable[[Host], None], step: int) -> None:
         """Have the host read its parts of a stored state."""
         assert isinstance(self.host, Host)
-        self.broken, self.done = None, step
+        self.broken, self.done = None, 0
         self._shared("load", 0, read, self.host)
+        self._at(step)
+
+    def _at(self, step: int) -> None:
+        """The host has the state of the time before `step`, which comes next."""
+        stands = self.host.stands() if isinstance(self.host, Host) else {}
+        self.done, self.versions = step, Versions(self.role.versions, step, stands)
 
 
 class _Gauges:

@@ -20,9 +20,11 @@ from torch._C._distributed_c10d import TCPStore
 from treeprop_ray.core.rule import HeldOut
 from treeprop_ray.engine.actors import HostActor, Role
 from treeprop_ray.engine.collective import backend_of
-from treeprop_ray.engine.crew import START_SECONDS, Crew
+from treeprop_ray.engine.crew import ANSWER_SECONDS, START_SECONDS, Crew
 from treeprop_ray.engine.direct import Rendezvous
 from treeprop_ray.engine.points import Point, keepers
+from treeprop_ray.engine.versions import Reach, common
+from treeprop_ray.errors import ActorLost
 from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Plan
@@ -194,21 +196,24 @@ class Driver:
             pairs = zip(self.actors, sums, strict=True)
             reports = [a.report.remote(step, True, *s) for a, s in pairs]
             done = [
-                a.apply.remote(step, tail[i], *(reports[j] for j in self._fellows(i) if j != i))
+                a.apply.options(num_returns=2 if self.shards else 1).remote(
+                    step, tail[i], *(reports[j] for j in self._fellows(i) if j != i)
+                )
                 for i, a in enumerate(self.actors)
             ]
         else:
-            returns = 2 if self.shards else 1
+            returns = 3 if self.shards else 1
             reports = [
                 a.finish.options(num_returns=returns).remote(step, report, t, *s)
                 for a, t, s in zip(self.actors, tail, sums, strict=True)
             ]
             done = []
             if self.shards:
-                reports, done = map(list, zip(*reports, strict=True))
+                done, reports = [told[1:] for told in reports], [told[0] for told in reports]
         if self.shards:
-            pairs = zip(self.actors, self._of_twins(done), strict=True)
-            done = [a.renew.remote(step, *weights) for a, weights in pairs]
+            weights, slots = zip(*done, strict=True)
+            pairs = zip(self.actors, self._of_twins(weights), strict=True)
+            done = [a.renew.remote(step, slots[i - hosts], *w) for i, (a, w) in enumerate(pairs)]
         self.flight.append([*reports, *done])
         while len(self.flight) > self.in_flight:
             self._land()
@@ -270,6 +275,36 @@ class Driver:
         earlier ones are needed from `since` on."""
         self.flush()
         return Point.taken(self.actors, self.keepers, step, since, own=self.alike)
+
+    def told(self, lost: Collection[int]) -> dict[int, Reach]:
+        """How far those are who live, and can go back."""
+        alive = [i for i in range(len(self.actors)) if i not in lost]
+        try:
+            answers = self._get([self.actors[i].reach.remote() for i in alive], ANSWER_SECONDS)
+        except ActorLost:  # more are lost now, and will be missed
+            return {}
+        return dict(zip(alive, answers, strict=True))
+
+    def recall(self, told: Mapping[int, Reach], until: int | None) -> tuple[int, Point] | None:
+        """The newest step, at most `until`, that those who live can bring back together."""
+        shards = len(self.actors) if self.shards else 0
+        step = common(told, len(self.plan.names), until, shards)
+        if step is None:
+            return None
+        those = [self.actors[i] for i, reach in told.items() if step in reach.steps]
+        point = Point.recalled(those, step, whole=self.alike)
+        try:
+            self._get(point.names)
+        except ActorLost:
+            return None
+        return step, point
+
+    def hold(self, step: int | None) -> None:
+        """Have actors stay able to go back to a step, which is the next one, or to none."""
+        if any(role.versions for role in self.roles):
+            self.flush()
+            for actor in self.actors:
+                actor.hold.remote(step)
 
     def states(self) -> list[Any]:
         """Futures of the state of every actor, to be fetched at once."""

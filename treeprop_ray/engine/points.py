@@ -63,6 +63,12 @@ class Point:
         parts = {key.partition("/")[0] for part in state for key in part}
         return cls([ray.put(tuple(parts))], [ray.put(transport.leaving(state))])
 
+    @classmethod
+    def recalled(cls, actors: Sequence[Any], step: int, whole: bool) -> Point:
+        """States of actors as they were before a step to which all of them can go back."""
+        pairs = [actor.recall.options(num_returns=2).remote(step) for actor in actors]
+        return cls([pair[0] for pair in pairs], [pair[1] for pair in pairs], whole=whole)
+
     def arrived(self) -> bool:
         """Whether every state is there, and kept; nothing is fetched."""
         refs = [*self.names, *self.states, *self.kept]

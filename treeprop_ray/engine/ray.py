@@ -107,6 +107,7 @@ class RayEngine(Engine):
         self._check_tasks(plan)
         job, method, settings = self.job, self.method, self.job.settings
         hosts, shards = len(plan.names), settings.shard_optimizer and plan.copies > 1
+        keeps = settings.keep_steps and plan.copies > 1
         passes = {STEP: method.calls(job, plan), **method.other_calls(job, plan)}
         if plan.copies > 1:  # the probe runs on the first copy
             whole = {whole_name(name): calls for name, calls in passes.items()}
@@ -135,6 +136,7 @@ class RayEngine(Engine):
                     copy=copy.index,
                     copies=copy.of,
                     shards=shards,
+                    versions=settings.in_flight + 1 if keeps else 0,
                 )
             )
         self.plan = plan
@@ -218,6 +220,7 @@ class RayEngine(Engine):
 
     def storing(self, saving: Saving | None) -> None:
         self.recovery.saving = saving
+        self.driver.hold(saving.step if saving else None)
 
     def usage(self) -> list[Usage]:
         """Per actor: busy seconds and bytes sent since the last question, and its last spans."""

@@ -8,16 +8,16 @@ the state, so the run ends with the same weights as if nothing had happened.
     |------------------|------.          all states back to point 0 (50 had not arrived yet),
     journal 0 … 56            '- X       actors made anew, steps 0 … 56 submitted again
 
-Copies of a host (replicas=) have the same state, so a point that is under way counts as soon as one
-copy of every host has told its own: with snapshot_every=1 the steps in flight are all that is done
-again.
+Copies of a host (replicas=) have the same state, and each actor keeps its own of the last steps
+(versions.py): a lost one takes its twin's, and the steps in flight are all that is done again. A
+point that is under way counts as soon as one copy of every host has told its state.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,6 +26,7 @@ from treeprop_ray.engine import network, runtime
 from treeprop_ray.engine.base import Saving
 from treeprop_ray.engine.crew import ActorLate, PlacementBusy
 from treeprop_ray.engine.points import Point
+from treeprop_ray.engine.versions import Reach, begun
 from treeprop_ray.errors import ActorLost, TrainingError, UserError
 from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.placement import Plan
@@ -148,7 +149,8 @@ class Recovery:
         for attempt in range(ATTEMPTS + 1):
             driver = self.engine.driver
             lost = driver.lost()
-            self._take_newest(lost)
+            told = driver.told(lost)
+            self._take_newest(lost, told)
             names = ", ".join(driver.roles[i].name for i in lost) or "a tensor"
             if self.failures > self.settings.max_failures or attempt == ATTEMPTS:
                 again = f", {attempt} times in a row" if attempt == ATTEMPTS else ""
@@ -157,9 +159,10 @@ class Recovery:
                     f"max_failures={self.settings.max_failures}"
                 ) from error
             steps = sorted(self.journal.items())
+            # a step that nobody who lives has begun is not done again, but for the first time
+            repeated = sum(step in begun(told) for step, _ in steps) if told else len(steps)
             self.say(
-                f"lost {names} ({error}); back to step {self.point[0]}, "
-                f"replaying {len(steps)} steps"
+                f"lost {names} ({error}); back to step {self.point[0]}, replaying {repeated} steps"
             )
             try:
                 self._avoid_cut_off(error, lost)
@@ -169,20 +172,23 @@ class Recovery:
                     self.engine.driver.step(step, report)
                     self._store_again(step + 1)
                 self.engine.driver.wait()
-                self.replays.append(len(steps))
+                self.replays.append(repeated)
                 return
             except ActorLost as e:
                 error = e
 
-    def _take_newest(self, lost: Sequence[int]) -> None:
-        """The newest point under way that is there without those who were lost becomes the point;
-        who lives has answered behind it."""
+    def _take_newest(self, lost: Sequence[int], told: Mapping[int, Reach]) -> None:
+        """What those who live can bring back becomes the point, or the newest one under way that is
+        there without those who were lost; who lives has answered behind it."""
         for step, point in reversed(self.pending):
             rest = point.without(lost, len(self.engine.plan.names))
             if rest and self._may_be_point(step):
                 self.set_point(step, rest)
                 break
         self.pending.clear()
+        newest = self.engine.driver.recall(told, self.saving.step if self.saving else None)
+        if newest and newest[0] > self.point[0]:
+            self.set_point(*newest)
 
     def _avoid_cut_off(self, error: ActorLost, lost: list[int]) -> None:
         """Where nobody died and yet no answer came, machines may be cut off from each other."""
@@ -275,6 +281,7 @@ class Recovery:
     def _store_again(self, done: int) -> None:
         """If the state after `done` steps was being stored when an actor was lost."""
         if self.saving and self.saving.step == done:
+            self.engine.driver.hold(done)
             self.saving.begin()
 
 

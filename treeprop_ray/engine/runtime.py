@@ -20,6 +20,7 @@ from ray.exceptions import AuthenticationError
 from treeprop_ray.config import RaySettings
 from treeprop_ray.core import devices
 from treeprop_ray.engine import access
+from treeprop_ray.engine.guard import Guard
 from treeprop_ray.errors import UserError, first_line
 from treeprop_ray.schedule.cluster import Cluster
 
@@ -33,6 +34,7 @@ PEAKS = {
     "T4": 65.0,
 }  # dense TFLOP/s, half
 TASK_EVENTS = 5000  # that Ray's control store remembers; its own default, 100000, takes 330 MB
+_guards: list[Guard] = []
 
 
 class TokenRefused(UserError):
@@ -76,6 +78,7 @@ def _start(settings: RaySettings) -> bool:
         _system_config={"task_events_max_num_task_in_gcs": TASK_EVENTS},
         **quiet,
     )
+    _keep_guard()
     access.close_token()  # Ray has made one, if there was none
     if settings.dashboard:
         url = f"http://{context.dashboard_url}"
@@ -146,6 +149,14 @@ def dashboard() -> str:
 def stop() -> None:
     """End the local Ray, or leave the cluster that we had joined."""
     ray.shutdown()
+    while _guards:
+        _guards.pop().done()
+
+
+def _keep_guard() -> None:
+    """Our own Ray does not outlive this process."""
+    session = os.path.basename(ray._private.worker._global_node.get_session_dir_path())
+    _guards.append(Guard(session, os.path.dirname(ray.__file__)))
 
 
 def machines() -> list[str]:

@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -32,8 +33,8 @@ from treeprop_ray.engine.driver import Driver
 from treeprop_ray.engine.links import Address
 from treeprop_ray.engine.twins import LITTLE, Ring
 from treeprop_ray.engine.wire import Wire
-from treeprop_ray.errors import ActorLost, TrainingError, UserError
-from treeprop_ray.hosts.base import StepReport
+from treeprop_ray.errors import ActorLost, TrainingError, UserError, told_at
+from treeprop_ray.hosts.base import Host, StepReport
 from treeprop_ray.schedule.ops import STEP
 from treeprop_ray.schedule.programs import Key, programs
 
@@ -97,19 +98,35 @@ class StreamActor(HostActor):
         """Train some steps, each with the name of its pass; the report of the last one."""
         report = StepReport()
         with self._leaving_on_error():
-            for step, norms, name in steps:
+            for k, (step, norms, name) in enumerate(steps):
                 self._pass(name, step)
                 report = self.report(step, norms or self.role.clip, *self._sums(step))
                 squares = None
                 if self.role.clip:
                     assert self.wire is not None
-                    told = self.wire.exchange(report.square_norms, self.peers)
+                    # the next batch is read meanwhile, but none that comes after this call: where
+                    # data stand is part of a host's state
+                    more = partial(self._fetch, steps[k + 1][0]) if k + 1 < len(steps) else None
+                    told = self.wire.exchange(report.square_norms, self.peers, more)
                     squares = [report.square_norms, *told]
-                weights = self._apply(step, squares)
+                updated = self._apply(step, squares)
                 if self.role.shards:
                     assert self.ring is not None
-                    self.renew(step, *self.ring.tell(transport.arriving(weights)))
+                    weights, slots = map(transport.arriving, updated)
+                    kept = self.ring.hand_on(slots) if self.role.versions else None
+                    self.renew(step, kept, *self.ring.tell(weights))
         return report
+
+    def _fetch(self, step: int) -> None:
+        """Read the batch of a step to come."""
+        begin = time.time()
+        if isinstance(self.host, Host):
+            try:
+                self.host.fetch(cut(step, self.role.total, self.role.pieces)[0])
+            except Exception as e:
+                self.broken = told_at(f"actor {self.role.name}, step {step}", e)
+                raise self.broken from e
+        self.busy += time.time() - begin
 
     def _sums(self, step: int) -> list[Any]:
         """With copies: what the others have added up, after all have handed out their terms."""
@@ -215,6 +232,22 @@ class StreamDriver(Driver):
             if waits and len(steps) == self.chunk and time.monotonic() - began < BRIEF:
                 self.chunk = min(2 * self.chunk, self.most)
 
+    def _land(self) -> None:
+        """The oldest call; what goes wrong in a later one meanwhile is heard at once, since an
+        actor that waits for nobody may be busy with the oldest for many steps."""
+        oldest, *others = self.flight
+        waiting, later = list(oldest), [ref for refs in others for ref in refs]
+        while waiting and later:
+            seconds = self.chunk * self.wave_timeout
+            ready, _ = ray.wait([*waiting, *later], timeout=seconds)
+            if not ready:
+                self._get(oldest, timeout=1)  # tells who is late
+            if any(map(failed, ready)):
+                self._get([*waiting, *later])  # tells what went wrong
+            waiting = [ref for ref in waiting if ref not in ready]
+            later = [ref for ref in later if ref not in ready]
+        super()._land()
+
     def probe(self, name: str, at: HeldOut) -> None:
         """Run the calls of the step or of a pass of the probe; waits for them."""
         self.flush()
@@ -252,6 +285,15 @@ class StreamDriver(Driver):
         return None
 
 
+def failed(ref: Any) -> bool:
+    """Whether a call that has ended did so with an error."""
+    try:
+        ray.get(ref)
+    except Exception:
+        return True
+    return False
+
+
 class AutoDriver(StreamDriver):
     """Sends the first steps wave by wave, then chooses by how long the actors' calls take."""
 
@@ -265,6 +307,12 @@ class AutoDriver(StreamDriver):
             super()._join()
         else:
             Driver._join(self)
+
+    def _land(self) -> None:
+        if self.streams:
+            super()._land()
+        else:
+            Driver._land(self)
 
     def step(self, step: int, report: bool) -> None:
         """A step by the transport that was chosen; after a few, choose one."""

@@ -32,15 +32,22 @@ class Slot:
 def swap(wire: Sends, peers: Sequence[int], values: Sequence[Any]) -> list[Any]:
     """Give each peer its value, and take theirs, in the order of `peers`."""
     for peer, value in zip(peers, values, strict=True):
-        large: list[Tensor | None] = []
-        small = pickle.dumps(_without(value, large))
-        wire.send(peer, [torch.frombuffer(bytearray(small), dtype=torch.uint8), *large])
-    out = []
-    for peer in peers:
-        text, *large = wire.take(peer)
-        assert text is not None
-        out.append(_with(pickle.loads(text.numpy().tobytes()), large))
-    return out
+        say(wire, peer, value)
+    return [heard(wire, peer) for peer in peers]
+
+
+def say(wire: Sends, peer: int, value: Any) -> None:
+    """Send a value; its large tensors travel by themselves."""
+    large: list[Tensor | None] = []
+    small = pickle.dumps(_without(value, large))
+    wire.send(peer, [torch.frombuffer(bytearray(small), dtype=torch.uint8), *large])
+
+
+def heard(wire: Sends, peer: int) -> Any:
+    """The value that a peer has sent."""
+    text, *large = wire.take(peer)
+    assert text is not None
+    return _with(pickle.loads(text.numpy().tobytes()), large)
 
 
 class Ring:
@@ -80,6 +87,13 @@ class Ring:
             held += self._pass(gap, held[: len(self.ranks) - gap])
             gap *= 2
         return self._in_order(held)
+
+    def hand_on(self, value: Any) -> Any:
+        """Give the next copy a value; that of the copy before."""
+        count = len(self.ranks)
+        after, before = (self.ranks[(self.own + way) % count] for way in (1, -1))
+        say(self.wire, after, value)
+        return heard(self.wire, before)
 
     def _pass(self, gap: int, values: list[bytes]) -> list[bytes]:
         """Send values so many copies on; those of who is as many behind."""

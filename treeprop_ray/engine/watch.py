@@ -1,7 +1,8 @@
 """The watch over the Ray that a run depends on.
 
 When the head, its control store or this machine's raylet is gone, `ray.get` waits for minutes, and
-Ray then ends the process without a word. The watch says one line before, and ends it itself.
+Ray then ends the process without a word. The watch says one line before, and ends it itself. A
+control store that hangs still takes connections, so it is also asked something.
 """
 
 from __future__ import annotations
@@ -12,12 +13,50 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RpcError
 
 EVERY = 1.0  # seconds between looks
 PATIENCE = {"control store": 10, "raylet": 2}  # looks in a row that must fail
+REACH = 1.5  # seconds for a connection
+ANSWER = 8.0  # seconds that the control store may take for an answer
+
+
+class Pulse(threading.Thread):
+    """Asks the control store for a small thing, again and again."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(daemon=True, name="pulse of Ray's control store")
+        self.client, self._over = client, threading.Event()
+        self.asked: float | None = None  # since when an answer is due
+
+    def run(self) -> None:
+        """Ask until it is over. An error is an answer; what has not come in time is asked again."""
+        late: tuple[type[Exception], ...] = (RpcError, GetTimeoutError)
+        while not self._over.is_set():
+            self.asked = self.asked or time.monotonic()
+            try:
+                self.client.internal_kv_get(b"pulse", namespace=b"treeprop", timeout=ANSWER)
+            except late:
+                self._over.wait(EVERY)
+                continue
+            except Exception:
+                pass
+            self.asked = None
+            self._over.wait(EVERY)
+
+    def late(self) -> bool:
+        """Whether an answer is overdue."""
+        asked = self.asked
+        return asked is not None and time.monotonic() - asked > ANSWER
+
+    def stop(self) -> None:
+        """No more questions."""
+        self._over.set()
 
 
 class Watch(threading.Thread):
@@ -30,9 +69,12 @@ class Watch(threading.Thread):
         self.gcs: str = ray.get_runtime_context().gcs_address
         self.raylet = str(node.raylet_socket_name) if node is not None else ""
         self.failed = dict.fromkeys(PATIENCE, 0)
+        self.pulse = Pulse(getattr(ray._private.worker.global_worker, "gcs_client", None))
 
     def run(self) -> None:
         """Look until it is over."""
+        if self.pulse.client is not None:  # none behind ray://
+            self.pulse.start()
         while not self._over.wait(EVERY):
             if gone := self.look():
                 self.end(gone)
@@ -40,7 +82,7 @@ class Watch(threading.Thread):
     def look(self) -> str:
         """What has been gone for too long; empty if all is well."""
         there = {
-            "control store": reached(self.gcs),
+            "control store": reached(self.gcs) and not self.pulse.late(),
             "raylet": not self.raylet or reached(self.raylet),
         }
         for name, found in there.items():
@@ -60,6 +102,7 @@ class Watch(threading.Thread):
     def stop(self) -> None:
         """No more looks."""
         self._over.set()
+        self.pulse.stop()
 
 
 WAITS = """import sys
@@ -94,7 +137,7 @@ def reached(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.settimeout(2.0)
+            probe.settimeout(REACH)
             probe.connect(address if is_path else (host, int(port)))
         return True
     except (OSError, ValueError):

@@ -14,10 +14,9 @@ A peer that dies closes its connections: whoever waits for it gets `WireBroken` 
 
 from __future__ import annotations
 
-import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -158,13 +157,27 @@ class Wire:
             out.append(self.direct.receive(peer, target) if target.numel() else target)
         return out
 
-    def exchange(self, value: Mapping[str, float], peers: Sequence[int]) -> list[dict[str, float]]:
-        """Give some figures to all peers and take theirs, in the order of `peers`."""
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    def exchange(
+        self,
+        value: Mapping[str, float],
+        peers: Sequence[int],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[dict[str, float]]:
+        """Give some figures to all peers and take theirs, in the order of `peers`; `meanwhile` what
+        can be done before these are there."""
+        names = torch.frombuffer(bytearray("\n".join(value).encode() or b"\n"), dtype=torch.uint8)
+        figures = torch.tensor(list(value.values()), dtype=torch.float64)
         for peer in peers:
-            self.send(peer, [data])
-        answers = [self.take(peer)[0] for peer in peers]
-        return [json.loads(bytes(t.numpy())) for t in answers if t is not None]
+            self.send(peer, [names, figures])
+        if meanwhile:
+            meanwhile()
+        answers = []
+        for peer in peers:
+            told, theirs = self.take(peer)
+            assert told is not None and theirs is not None
+            keys = bytes(told.numpy()).decode().split("\n") if len(theirs) else []
+            answers.append(dict(zip(keys, theirs.tolist(), strict=True)))
+        return answers
 
     def close(self) -> None:
         """Drop all connections; peers that wait for this process hear of it."""

@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 
 from treeprop_ray import config, methods
 from treeprop_ray.config import OWN, Settings
+from treeprop_ray.core.inputs import Inputs, Unpacks
 from treeprop_ray.core.network import TreeNetwork, named, part_state
 from treeprop_ray.core.rule import LossRule
-from treeprop_ray.core.scoring import Metric
+from treeprop_ray.core.scoring import Metric, check_name
 from treeprop_ray.data.own import columns_of, own_set
 from treeprop_ray.data.sources import Split
 from treeprop_ray.data.streams import batch_of
@@ -29,7 +30,6 @@ from treeprop_ray.run.trainer import Trainer
 
 WIDE = {"float32", "float64"}  # precisions that are those of the weights themselves
 HALF = {"bfloat16": "bf16", "float16": "fp16"}
-SCORED = {"loss", "accuracy"}
 GIVEN = {"experiment", "model", "data", "time", "split", "family"}  # by network and data
 FOLDER = {
     "fresh", "storage", "checkpoint_every", "keep_last", "keep_best", "probe",
@@ -74,7 +74,9 @@ def fit(
     `data` is inputs x (n, …) with integer labels y (n, …), as tensors or arrays; or a torch
     Dataset, IterableDataset or DataLoader, a Hugging Face Dataset or IterableDataset, or a
     `ray.data.Dataset`, of pairs (input, label) or with the names of two `columns`; or a mapping
-    with `train`, `validation` and `test`. `validation=` and `test=` take the same kinds. A stream
+    with `train`, `validation` and `test`. Several tensors in a sample are a dict or a tuple of
+    them before the label, or more `columns`, of which the last is the label's: the stem then gets a
+    dict or a tuple. `validation=` and `test=` take the same kinds. A stream
     is read in its own order, and one without a length needs `steps=`, or `epoch_steps=`, the steps
     that count as an epoch.
 
@@ -105,15 +107,17 @@ def fit(
     joined, loss = count // chosen.batch, LossRule.of(chosen)
     samples = own_set(splits, columns_of("columns", columns), count, joined=joined, loss=loss)
     samples = replace(samples, dtype=dtype_of(network, samples.dtype))
+    inputs = samples.shape.inputs
+    network.reads(inputs)
     if isinstance(network, Pretrained):
         seen = samples.train if isinstance(samples.train, Split) else samples.example
-        network.check_samples(seen.x, seen.y)
+        network.check_samples(inputs.unpack(seen.x) if inputs else seen.x, seen.y)
     steps = samples.total_steps(count, chosen.epochs, chosen.steps, epoch_steps)
     job = methods.job_over(network, chosen, samples, steps, metrics)
     folder = RunFolder(chosen) if "name" in settings or "out" in settings else None
     own = [*(standard(chosen) if folder else []), _Fetch()]
     trainer = Trainer(job, folder, [*own, *callbacks])
-    with as_before(network):
+    with as_before(network, inputs):
         summary = trainer.train()
     for name, module in named(network.cpu().parts()).items():
         if mine := part_state(trainer.weights, name):  # backpropagation has no auxiliary blocks
@@ -131,15 +135,19 @@ def fitted(network: TreeNetwork, trainer: Trainer, summary: Mapping[str, Any]) -
 
 
 @contextmanager
-def as_before(network: TreeNetwork) -> Iterator[None]:
-    """Put back what a run changes besides weights: `freeze` is for this call alone, so is the mode
-    (a block's dropout) and the threads, and the caller's own draws go on where they were."""
+def as_before(network: TreeNetwork, inputs: Inputs | None = None) -> Iterator[None]:
+    """Have the stem unpack several inputs, and put back what a run changes besides weights:
+    `freeze` is for this call alone, so is the mode (a block's dropout) and the threads, and the
+    caller's own draws go on where they were."""
     trains = [(p, p.requires_grad) for p in network.parameters()]
     modes = [(module, module.training) for module in network.modules()]
     drawn, threads = torch.get_rng_state(), torch.get_num_threads()
+    hook = network.stem.register_forward_pre_hook(Unpacks(inputs)) if inputs else None
     try:
         yield
     finally:
+        if hook:
+            hook.remove()
         torch.set_rng_state(drawn)
         torch.set_num_threads(threads)
         for p, trained in trains:
@@ -167,15 +175,14 @@ def check_own(
             kind = type(callback).__name__
             raise UserError(f"callbacks: {kind} is no treeprop_ray.Callback; make it a subclass")
     for name in metrics:
-        if name in SCORED:
-            raise UserError(f"metrics={name}: is scored anyway; give yours another name")
+        check_name(name)
     if metrics and splits["validation"] is None and splits["test"] is None:
         raise UserError(f"metrics={', '.join(metrics)}: needs validation=(x, y) or test=(x, y)")
 
 
 def splits_of(data: Any, y: Any, validation: Any, test: Any) -> dict[str, Any]:
     """What was given for each split."""
-    splits = dict(data) if isinstance(data, Mapping) else {"train": data}
+    splits = dict(data) if isinstance(data, Mapping) and y is None else {"train": data}
     if y is not None:
         splits["train"] = (data, y)
     for name, given in (("validation", validation), ("test", test)):

@@ -93,6 +93,7 @@ class Host(Copied):
         self.sizes: dict[int, Losses] = {}  # tree: of corrections (core/node.py)
         self.held: dict[int, Held] = {}  # per piece of the batch
         self.current: AtHand | None = None  # the batch of this step
+        self.repeats = 1  # how often it stands there
         self.place: int | None = None  # where in the network work is going on
         self.awaited = False  # whether other hosts wait for the call under way
         self.later: list[Callable[[], None]] = []  # what nobody waits for
@@ -101,8 +102,8 @@ class Host(Copied):
 
     # -- blocks -------------------------------------------------------------------------------
 
-    def run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
-        """Run a block; randomness inside it (dropout) comes from `seed` alone."""
+    def run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int | None) -> Tensor:
+        """Run a block; randomness inside (dropout) comes from `seed` alone. None: there is none."""
         if self.compiled:
             return self.compiled.guarded(lambda: self._run_block(block, z, seed))
         return self._run_block(block, z, seed)
@@ -111,11 +112,12 @@ class Host(Copied):
         """Run something that may be compiled on the way, and cannot always be."""
         return self.compiled.guarded(run) if self.compiled else run()
 
-    def _run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int) -> Tensor:
-        # torch.manual_seed would also queue a seed for absent devices, at 0.3 ms a call
-        torch.default_generator.manual_seed(seed)
-        if devices.gpus.is_gpu(self.device):
-            devices.gpus.seed(seed)
+    def _run_block(self, block: Callable[[Tensor], Tensor], z: Tensor, seed: int | None) -> Tensor:
+        if seed is not None:
+            # torch.manual_seed would also queue a seed for absent devices, at 0.3 ms a call
+            torch.default_generator.manual_seed(seed)
+            if devices.gpus.is_gpu(self.device):
+                devices.gpus.seed(seed)
         if self.half is None:
             return block(z)
         with self.autocast():
@@ -154,15 +156,17 @@ class Host(Copied):
         held = self.held.setdefault(piece.index, {})
         for name, t in inputs.items():
             held[name] = None if t is None else t.to(self.device, non_blocking=True)
-        verbs = self.verbs
-        for i, op in enumerate(call.ops):
-            self.place = op.n
-            if self.reduction:
+        if self.reduction:
+            for i, op in enumerate(call.ops):
+                self.place = op.n
                 with self.noting(call.order + i, piece):
-                    verbs[op.verb](op, held, piece)
-            else:
+                    self.verbs[op.verb](op, held, piece)
+        else:
+            verbs = self.verbs
+            for op in call.ops:
+                self.place = op.n
                 verbs[op.verb](op, held, piece)
-        outputs = {name: held[name] for name in call.outputs}
+        outputs = {name: held[name] for packet in call.packets for name in packet}
         if call.last:
             del self.held[piece.index]
             with self.noting(call.order + len(call.ops) - 1, piece):
@@ -188,12 +192,18 @@ class Host(Copied):
     def places(self, piece: Piece, copies: int = 1) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a piece; `copies` of the batch stand one after another."""
         if self.current is None or self.current.step != piece.step:
+            self.repeats = copies
             began = time.perf_counter()
             self.current = self._read(piece, copies)
             self.data_seconds += time.perf_counter() - began
         at = self.current
         rows = slice(piece.start - at.first, piece.stop - at.first)
         return at.x[rows], at.y[rows]
+
+    def fetch(self, piece: Piece) -> None:
+        """Read a batch before it is asked for, if this host has read one before."""
+        if self.current is not None:
+            self.places(piece, self.repeats)
 
     def _read(self, piece: Piece, copies: int) -> AtHand:
         assert self.batches is not None
@@ -220,7 +230,7 @@ class Host(Copied):
         terms.sort(key=lambda term: term[1] == "ce")  # what goes wrong before the head is named
         report = StepReport(data_seconds=self.data_seconds)
         if terms:
-            values = torch.stack([value.double() for _, _, value in terms]).tolist()
+            values = torch.stack([value for _, _, value in terms]).double().tolist()
             for (place, name, _), value in zip(terms, values, strict=True):
                 if not math.isfinite(value):
                     raise TrainingError(f"loss {name}={value} at {self.where(place)}, step {step}")
@@ -259,14 +269,22 @@ class Host(Copied):
 
     def own_state(self) -> State:
         """Of all parts that live here, whoever else has them too."""
+        weights, slots = ({k: t.clone() for k, t in part.items()} for part in self.state_now())
+        return weights, slots | self.stands()
+
+    def state_now(self) -> State:
+        """Weights and slots, not copied: the next update changes them."""
         self.catch_up()
-        slots = {key: value.clone() for key, value in self.optimizer.state().items()}
         weights = {
-            f"{name}/{key}": value.detach().cpu().clone()
+            f"{name}/{key}": value.detach().cpu()
             for name, module in self.parts.items()
             for key, value in module.state_dict().items()
         }
-        return weights, slots | (self.batches.state() if self.batches else {})
+        return weights, self.optimizer.state()
+
+    def stands(self) -> dict[str, Tensor]:
+        """Where the stream stands that is read here, if one is."""
+        return self.batches.state() if self.batches else {}
 
     def shapes(self) -> dict[str, Tensor]:
         """Weights and buffers as tensors without numbers."""

@@ -13,7 +13,7 @@ from treeprop_ray.core.loss import counted
 from treeprop_ray.core.network import STEM, edge_name, edge_of
 from treeprop_ray.core.node import at_once
 from treeprop_ray.core.objective import head_loss
-from treeprop_ray.core.rng import derive
+from treeprop_ray.core.rng import derive, draws
 from treeprop_ray.core.rule import Piece, Rule
 from treeprop_ray.core.scoring import Counts, count
 from treeprop_ray.core.states import (
@@ -43,6 +43,7 @@ class BlockHost(Host):
         self.stem_here = self.parts.get(edge_name(STEM))
         ends = (STEM, tree.head)
         edges = {name: edge_of(name) for name in self.parts}
+        self.quiet = {name for name, part in self.parts.items() if not draws(part)}
         self.blocks_here = {id(self.parts[k]) for k, edge in edges.items() if edge not in ends}
 
     # -- the context (core/states.py): made by the stem once per piece, read by every block --------
@@ -56,7 +57,7 @@ class BlockHost(Host):
         self,
         block: Callable[[Tensor], Tensor],
         z: Tensor,
-        seed: int,
+        seed: int | None,
         recompute: nn.Module | None = None,
     ) -> Tensor:
         """Run a block with its context, or the stem, which makes it. `recompute`: the part of which
@@ -90,7 +91,8 @@ class BlockHost(Host):
         """Run a part (or `block` in its place) with its own seed."""
         part = self.parts[edge_name(edge)]
         again = part if self.rule.recompute else None
-        return self.run_block(block or part, z, self._seed(edge, piece), again)
+        seed = self._seed(edge, piece) if block or edge_name(edge) not in self.quiet else None
+        return self.run_block(block or part, z, seed, again)
 
     def _seed(self, edge: Edge, piece: Piece) -> int:
         if edge == STEM:  # as `Boundary.open` has it

@@ -132,6 +132,11 @@ class Copied:
         self.catch_up()
         return self.reduction.weights()
 
+    def slots_out(self) -> dict[str, Tensor]:
+        """With shards: the state of the optimizer for what this copy has updated."""
+        self.catch_up()
+        return {key: value.clone() for key, value in self.optimizer.state().items()}
+
     def renew(self, others: Sequence[Packet]) -> None:
         """With shards: what the other copies have updated, in the order of the copies."""
         assert self.reduction is not None

@@ -127,7 +127,7 @@ class DepthHost(TimeHost):
         w = self.window
         grads = [self._gradients() if k == w.j else there(held, f"G{w.d}.{k}") for k in range(w.S)]
         total = torch.stack(grads).sum(0)
-        parameters = list(self.cell.parameters())
+        parameters = [p for p in self.cell.parameters() if p.requires_grad]
         for p, g in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
             p.grad = g.view_as(p)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from treeprop_ray.core import factor
 from treeprop_ray.core.boundary import Boundary
+from treeprop_ray.core.growth import take_weights, weights_of
 from treeprop_ray.core.head_sums import HeadSums, Key, as_bytes, from_bytes, parameters_of
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.node import TreeNode, add, at_once
@@ -18,6 +19,7 @@ from treeprop_ray.hosts.base import Held, Share, Verb, there
 from treeprop_ray.hosts.blocks import BlockHost
 from treeprop_ray.hosts.probe import Gauge, HostProbe
 from treeprop_ray.hosts.sweeps import Sweeps, summed
+from treeprop_ray.schedule.growth import given_edge
 from treeprop_ray.schedule.ops import Call, Op
 from treeprop_ray.schedule.probe import edge_of
 from treeprop_ray.schedule.tree import close_key, head_key
@@ -69,6 +71,7 @@ class TreeHost(BlockHost):
             "predict": self._predict, "hear": self._hear, "backward": self._backward,
             "close": self._close, "ahead": self._ahead, "top": self._top,
             "back": self._back, "meet": self._meet, "turn": self._turn, "reach": self._reach,
+            "give": self._give, "take": self._take,
             **self.sweeps.verbs,
         }  # fmt: skip
         self.verbs = dict(self.own_verbs)
@@ -212,6 +215,17 @@ class TreeHost(BlockHost):
         labels = self.boundary.labels[piece.index]
         z = summed(held, op.reads)
         held[op.writes[0]] = self.end_chain(z, labels.y, labels.counted, piece)
+
+    def _give(self, op: Op, held: Held, piece: Piece) -> None:
+        held[op.writes[0]] = weights_of(self.parts[edge_name(given_edge(op))])
+
+    def _take(self, op: Op, held: Held, piece: Piece) -> None:
+        """A block of the chain becomes its share of an auxiliary one beside it."""
+        (l, r), layers = given_edge(op), self.tree.layers
+        name = edge_name((op.n - 1, op.n))
+        before = sum(layers((i, i + 1)) for i in range(l, op.n - 1))
+        take_weights(self.parts[name], there(held, op.reads[0]), layers((l, r)), before)
+        self.optimizer.begin_anew(name)
 
     def _turn(self, op: Op, held: Held, piece: Piece) -> None:
         """The head's answer at the end of a segment, as its loss is weighted."""

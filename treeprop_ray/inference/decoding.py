@@ -9,6 +9,7 @@ and q are 0 or 1: the tokens are then the same as without drafts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -70,8 +71,10 @@ class Decoder:
             self._forget(start)
         new = torch.tensor([tokens[self.known :]], device=self.stem.positions.device)
         z = self.stem(new, self.known - self.start)
+        began = time.perf_counter()
         for block, cache in zip(self.blocks, self.caches, strict=False):
             z = block(z, cache)
+        self.in_blocks = time.perf_counter() - began
         h = self.head.features(z, self.caches[-1])
         self.known = len(tokens)
         return nn.functional.linear(h[0, -last:], self.head.table_VD)

@@ -2,15 +2,16 @@
 
 Decoding begins plainly. After some tokens every short path reads them in one call and says what it
 would have drafted: with the chain's own distributions, which are there already, that gives the
-acceptance of every path, position by position, without a draft. At best a draft costs the share of
-blocks that its path has; the (path, length) that would then be fastest drafts if it promises
-enough, else decoding goes on plainly. What a draft really costs (the chain's look at it as well) is
-seen in the first looks, and the length follows that and the acceptance. Drafting that turns out no
-faster than plain decoding ends, and is considered again later, ever more rarely and with what it
-has cost.
+acceptance of every path, position by position, without a draft. A draft costs a plain token without
+the blocks that its path leaves out; the (path, length) that would then be fastest drafts if it
+promises enough, else decoding goes on plainly. What a look costs beyond that is seen in the first
+looks, and the length follows that and the acceptance. Drafting that turns out no faster than plain
+decoding ends, and is considered again later, ever more rarely and with what it has cost.
 
-An examination costs little more than a token, a trial that fails another two. Only tokens that are
-there already decide, so the tokens are distributed as the full chain says.
+All this may lose a small share of the time that the text takes plainly (SHARE), and no more: an
+examination or a look that could lose more than what is left of it is not begun, so short texts are
+decoded plainly. What drafts gain is added to it. Only tokens that are there already decide, so the
+tokens are distributed as the full chain says.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ from treeprop_ray.inference.decoding import (
 )
 
 TRIAL = 24  # tokens decoded plainly before drafts are considered
-REST = 72  # tokens that must be left for that to pay
 RARER = 5  # how much longer until they are considered again
-PROMISE = 1.3  # speed over plain, at best, for drafting to begin; it will be less
+SHARE = 0.015  # of the text's plain time, that may be lost
+EXAMINATION = 2.0  # plain tokens that the first one may cost; later ones by what it has
+LOOK = 0.5  # plain tokens that a look costs beside its drafts, until looks have shown
+PROMISE = 1.15  # speed over plain that is expected for drafting to begin
 PAYS = 1.02  # speed over plain for it to go on: keeping count costs a little too
 LENGTHS = range(1, 11)  # of drafts
 DOUBT = 8  # tokens, or looks, that expectations are held to count for
@@ -58,29 +61,29 @@ NOBODY = Offer("", 0, 1.0)
 
 @dataclass
 class Times:
-    """Seconds of plain decoding: a token, and of that the chain's call; what drafts cost beside."""
+    """Seconds of plain decoding: a token, and of that in blocks; what looks cost beside drafts."""
 
     tokens: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-    calls: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-    short: dict[str, float] = field(default_factory=dict)  # a call of each path, by its blocks
-    more: float = 0.0  # for each draft beyond that, as looks have shown
+    blocks: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    shares: dict[str, float] = field(default_factory=dict)  # of the chain's blocks, for each path
+    seen: float | None = None  # the cost of a look beside its drafts
 
     @property
     def plain(self) -> float:
         return statistics.median(self.tokens)
 
     @property
-    def call(self) -> float:
-        return statistics.median(self.calls)
+    def look(self) -> float:
+        return LOOK * self.plain if self.seen is None else self.seen
 
     def each(self, path: str) -> float:
         """A draft of a path."""
-        return self.short[path] + max(0.0, self.plain - self.call) + self.more
+        return self.plain - (1 - self.shares[path]) * statistics.median(self.blocks)
 
     def looks(self, path: str) -> list[float]:
         """A look at 0, 1, 2, … drafts of a path, and drafting them."""
-        plain, each = self.plain, self.each(path)
-        return [plain + n * each for n in (0, *LENGTHS)]
+        plain, each, more = self.plain, self.each(path), self.look
+        return [plain, *(plain + more + n * each for n in LENGTHS)]
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
@@ -140,9 +143,8 @@ def consider(
     for name, logits in opinions(shorts, tokens[:-1], len(p)):
         q = sampler.probabilities(logits).cpu()
         acceptance[name] = torch.minimum(p[-len(q) :], q).sum(-1).tolist()
-    if not times.short:
-        block = times.call / max(1, len(chain.blocks))
-        times.short = {name: block * len(d.blocks) for name, d in shorts.items()}
+    count = max(1, len(chain.blocks))
+    times.shares = {name: len(d.blocks) / count for name, d in shorts.items()}
     return best_offer(acceptance, times)
 
 
@@ -157,16 +159,15 @@ class Drafting:
     def note(self, drafts: int, good: int, seconds: float) -> None:
         """A look is over; the length follows."""
         self.looks.append((drafts, good, seconds))
-        times, plain = self.times, self.times.plain
-        costs = [(s - plain) / n for n, _, s in self.looks if n]
-        if len(costs) >= FIRST:
-            more = times.more + statistics.median(costs) - times.each(self.path)
-            times.more = max(0.0, more)
+        times, each = self.times, self.times.each(self.path)
+        beside = [s - times.plain - n * each for n, _, s in self.looks if n]
+        if len(beside) >= FIRST:
+            times.seen = max(0.0, statistics.median(beside))
         if len(self.looks) >= DOUBT:
             right = sum(good for _, good, _ in self.looks)
             wrong = sum(good < drafts for drafts, good, _ in self.looks)
             a, tokens, speeds = (right + 1) / (right + wrong + 2), 1.0, {}
-            for n, seconds_of_look in enumerate(self.times.looks(self.path)[1:], 1):
+            for n, seconds_of_look in enumerate(times.looks(self.path)[1:], 1):
                 tokens += a**n
                 speeds[n] = tokens / seconds_of_look
             self.ahead = max(speeds, key=lambda n: speeds[n])
@@ -198,27 +199,31 @@ def decode_auto(
         decoder.cut(0)
     tokens, end = list(prompt), len(prompt) + count
     out, times, wait = Continuation([]), Times(), TRIAL
+    purse, examination = SHARE * count, EXAMINATION  # in plain tokens
     recent: list[Tensor] = []  # the chain's distributions of tokens decoded plainly
     drafting: Drafting | None = None
     while len(tokens) < end:
         began = time.perf_counter()
         if drafting:
-            before, ahead = out.accepted, min(drafting.ahead, end - len(tokens) - 1)
-            made = out.drafted
+            before, ahead = len(tokens), min(drafting.ahead, end - len(tokens) - 1)
+            drafted, good = out.drafted, out.accepted
             look(chain, shorts[drafting.path], tokens, ahead, sampler, generator, out)
             seconds = time.perf_counter() - began
-            drafting.note(out.drafted - made, out.accepted - before, seconds)
-            if not drafting.pays:
+            purse += len(tokens) - before - seconds / times.plain
+            drafting.note(out.drafted - drafted, out.accepted - good, seconds)
+            if purse < 0 or not drafting.pays:
                 drafting, wait = None, RARER * wait
             continue
         logits = chain.logits(tokens)[0]
-        called = time.perf_counter()
         recent.append(sampler.probabilities(logits).cpu())
         tokens.append(draw(recent[-1], generator))
         times.tokens.append(time.perf_counter() - began)
-        times.calls.append(called - began)
-        if shorts and len(recent) >= wait and end - len(tokens) >= REST:
+        times.blocks.append(chain.in_blocks)
+        if shorts and len(recent) >= wait and purse >= examination:
+            began = time.perf_counter()
             offer = consider(chain, shorts, tokens, recent[-TRIAL:], times, sampler)
+            examination = (time.perf_counter() - began) / times.plain
+            purse -= examination
             if offer.path and offer.gain >= PROMISE:
                 drafting = Drafting(offer, times)
                 out.drafters.append(f"{offer.path} x {offer.ahead}")

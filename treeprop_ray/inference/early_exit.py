@@ -159,23 +159,23 @@ class EarlyExit:
         programs = {p.stem: torch.export.load(p).module() for p in Path(folder).glob("*.pt2")}
         return cls(programs, Calibration.read(folder))
 
-    def __call__(self, x: Tensor, blocks: float | None = None) -> Answer:
+    def __call__(self, x: Any, blocks: float | None = None) -> Answer:
         """The answers for a batch, at about so many blocks for each sample (None: the best)."""
         return self.at(x, self.calibration.policy(blocks).thresholds)
 
     @torch.no_grad()
-    def at(self, x: Tensor, thresholds: Sequence[float]) -> Answer:
+    def at(self, x: Any, thresholds: Sequence[float]) -> Answer:
         """The answers at a threshold for every exit."""
         states: dict[tuple[str, ...], Tensor] = {(): self.parts["stem"](x)}
-        device = states[()].device
-        here = torch.arange(len(x), device=device)  # the samples that have not left
+        device, count = states[()].device, len(states[()])
+        here = torch.arange(count, device=device)  # the samples that have not left
         said: list[Tensor] = []
         answer = Answer(
-            torch.zeros(len(x), dtype=torch.long, device=device),
-            torch.zeros(len(x), dtype=torch.double, device=device),
-            torch.zeros(len(x), dtype=torch.long, device=device),
+            torch.zeros(count, dtype=torch.long, device=device),
+            torch.zeros(count, dtype=torch.double, device=device),
+            torch.zeros(count, dtype=torch.long, device=device),
         )
-        for count, (exit_, threshold) in enumerate(
+        for number, (exit_, threshold) in enumerate(
             zip(self.calibration.exits, thresholds, strict=True), 1
         ):
             for k in range(1, len(exit_.parts) + 1):
@@ -185,7 +185,7 @@ class EarlyExit:
             said.append(read(self.parts["head"](states[exit_.parts]), exit_.readout))
             confidence, label = confidence_of(said, exit_.weights)
             leaves = confidence >= threshold
-            if count == len(thresholds):
+            if number == len(thresholds):
                 leaves = torch.ones_like(leaves)
             gone = here[leaves]
             answer.labels[gone], answer.confidence[gone] = label[leaves], confidence[leaves]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from treeprop_ray import methods
 from treeprop_ray.config import Settings, dotted
 from treeprop_ray.core import tensor_file
 from treeprop_ray.core.cells import GRUCell
 from treeprop_ray.core.network import Shape, TreeNetwork, edge_name
+from treeprop_ray.core.own_cell import OwnCell
 from treeprop_ray.data.text import tokenizer_of
 from treeprop_ray.errors import UserError
 from treeprop_ray.inference import early_exit
@@ -47,18 +49,22 @@ def write_pretrained(
     given.save_pretrained(folder, path)
 
 
-def write_torch_gru(network: TimeNetwork, folder: Path) -> None:
-    """gru.safetensors and readout.safetensors: weights of a torch.nn.GRU and torch.nn.Linear."""
+def write_cell(network: TimeNetwork, folder: Path) -> None:
+    """gru.safetensors, or cell.safetensors for one's own module, and readout.safetensors: weights
+    of a torch.nn.GRU or that module, and of a torch.nn.Linear."""
     parts = network.parts()
     cell, readout = parts["f0"], parts["readout"]
     if isinstance(cell, GRUCell):
         plain = as_torch_gru(cell, readout)  # type: ignore[arg-type]
         tensor_file.save(plain.gru.state_dict(), folder / "gru.safetensors")
         tensor_file.save(plain.readout.state_dict(), folder / "readout.safetensors")
+    elif isinstance(cell, OwnCell):
+        tensor_file.save(cell.step.state_dict(), folder / "cell.safetensors")
+        tensor_file.save(readout.state_dict(), folder / "readout.safetensors")
 
 
 def write_adaptive(
-    network: TreeNetwork, calibration: Calibration, x: Tensor, folder: Path, info: dict[str, Any]
+    network: TreeNetwork, calibration: Calibration, x: Any, folder: Path, info: dict[str, Any]
 ) -> None:
     """The parts of all exits as programs, what was calibrated, and the file that runs them.
 
@@ -69,8 +75,9 @@ def write_adaptive(
     parts = {edge_name(edge): module for edge, module in network.parts().items()}
     batch = torch.export.Dim("batch")
 
-    def program(name: str, module: nn.Module, example: Tensor) -> Tensor:
-        exported = torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
+    def program(name: str, module: nn.Module, example: Any) -> Tensor:
+        sizes = (pytree.tree_map(lambda _: {0: batch}, example),)
+        exported = torch.export.export(module, (example,), dynamic_shapes=sizes)
         torch.export.save(exported, folder / f"{name}.pt2")
         with torch.no_grad():
             out: Tensor = module(example)
@@ -86,11 +93,29 @@ def write_adaptive(
     program("head", network.block(network.tree.head), states[calibration.exits[0].parts])
     calibration.write(folder)
     shutil.copy(early_exit.__file__, folder / "early_exit.py")
-    told = {**info, "input_shape": list(x.shape[1:]), "exits": [e.name for e in calibration.exits]}
+    shape = described(x, shape_of)
+    told = {**info, "input_shape": shape, "exits": [e.name for e in calibration.exits]}
     (folder / "model.json").write_text(json.dumps(told, indent=2) + "\n")
 
 
-def write(module: nn.Module, example: Tensor, folder: Path, info: dict[str, Any]) -> None:
+def described(example: Any, of: Callable[[Tensor], Any]) -> Any:
+    """Something of an input; of several, by name or in order."""
+    if isinstance(example, dict):
+        return {name: of(tensor) for name, tensor in example.items()}
+    return [of(tensor) for tensor in example] if isinstance(example, tuple) else of(example)
+
+
+def shape_of(tensor: Tensor) -> list[int]:
+    """The shape of a sample."""
+    return list(tensor.shape[1:])
+
+
+def dtype_of(tensor: Tensor) -> str:
+    """The name of its type."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def write(module: nn.Module, example: Any, folder: Path, info: dict[str, Any]) -> None:
     """Write a plain module as program, weights and description. `example`: at least two inputs."""
     module = module.eval().cpu()
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,12 +123,13 @@ def write(module: nn.Module, example: Tensor, folder: Path, info: dict[str, Any]
     tensor_file.save(state, folder / "model.safetensors")
     torch.save(state, folder / "model.pt")
     batch = torch.export.Dim("batch")
-    program = torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
+    sizes = (pytree.tree_map(lambda _: {0: batch}, example),)
+    program = torch.export.export(module, (example,), dynamic_shapes=sizes)
     torch.export.save(program, folder / "model.pt2")
     description = {
         **info,
-        "input_shape": list(example.shape[1:]),
-        "input_dtype": str(example.dtype).removeprefix("torch."),
+        "input_shape": described(example, shape_of),
+        "input_dtype": described(example, dtype_of),
         "parameters": sum(p.numel() for p in module.parameters()),
         "layers": {name: str(child).split("\n") for name, child in module.named_children()},
         "tensors": {k: list(v.shape) for k, v in state.items()},
@@ -114,8 +140,9 @@ def write(module: nn.Module, example: Tensor, folder: Path, info: dict[str, Any]
 def export(settings: ExportSettings) -> Path:
     """Write what the export command asks for; returns the folder."""
     is_hf = settings.format == "hf"
-    name_of = run_settings(settings.run).model.name
-    if is_hf and name_of != "gpt" and not dotted(name_of):
+    model = run_settings(settings.run).model
+    name_of = model.name
+    if is_hf and name_of != "gpt" and (model.recurrent or not dotted(name_of)):
         raise UserError(f"format=hf: the run has model.name={name_of}; needs gpt")
     opened = open_run(settings.run, settings.checkpoint, settings.data_root, settings.storage)
     of_run, samples, point, network = opened
@@ -144,11 +171,13 @@ def export(settings: ExportSettings) -> Path:
     }  # fmt: skip
     held = len(samples.test) > 1
     x = samples.read("test", slice(0, 2)).x if held else torch.cat([samples.example.x] * 2)
+    inputs, example = samples.shape.inputs, samples.inputs(x)
+    given = inputs.unpack(example) if inputs else example
     if trained is not None:
         calibration = stored(settings.run, point.meta["step"])
-        write_adaptive(trained, calibration, samples.inputs(x), folder, {**about, "path": text})
+        write_adaptive(trained, calibration, given, folder, {**about, "path": text})
         return folder
-    write(network.path(path), samples.inputs(x), folder, about)
+    write(network.path(path), given, folder, about)
     if isinstance(network, TimeNetwork) and path == network.tree.chain:
-        write_torch_gru(network, folder)
+        write_cell(network, folder)
     return folder

@@ -27,7 +27,8 @@ def decided(
         work = workload(settings, parts, GPU if on_gpu else CORE, 0.0 if on_gpu else 1.0)
     except Exception as e:  # the user's own modules may raise anything without numbers
         return Choice(settings, (f"placement=auto: not weighed ({first_line(e)}): all devices",))
-    return choose(settings, work, cluster, [s.replicas for s in with_copies(settings) if suits(s)])
+    copies = [s.replicas for s in with_copies(settings) if suits(s)]
+    return choose(settings, work, cluster, copies, suits)
 
 
 def suits(settings: Settings) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from treeprop_ray.config import Settings, recurrent
+from treeprop_ray.config import Settings, dotted, recurrent
 from treeprop_ray.core.network import Shape, TreeNetwork, edge_name
 from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import Rule
@@ -106,6 +106,8 @@ class Method(ABC):
 
     def misfit(self, model: str) -> str:
         """What to say where the method does not serve a model."""
+        if dotted(model):
+            return f"needs model.recurrent={str(self.over_time).lower()} with model.name={model}"
         needs = "gru or elman" if self.over_time else "mlp, vit or gpt"
         return f"needs model.name={needs}, not {model}"
 
@@ -148,6 +150,11 @@ class Method(ABC):
         if settings.finish_sweeps and not self.finishes:
             raise UserError(
                 f"finish_sweeps={settings.finish_sweeps}: is for method=tree over blocks, not "
+                f"method={settings.method} model.name={settings.model.name}"
+            )
+        if settings.finish_from != "chain" and not self.finishes:
+            raise UserError(
+                f"finish_from={settings.finish_from}: is for method=tree over blocks, not "
                 f"method={settings.method} model.name={settings.model.name}"
             )
         if (settings.finish or settings.finish_path != "full") and not self.finishes:

@@ -20,9 +20,11 @@ from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import READOUT, TimeBlueprint, TimeNetwork, cell_name
 from treeprop_ray.schedule.cluster import Cluster
+from treeprop_ray.schedule.cost import Cost
 from treeprop_ray.schedule.ops import Call, Layout
 from treeprop_ray.schedule.placement import Plan, fitted
 from treeprop_ray.schedule.time import whole_step
+from treeprop_ray.schedule.time_cost import bptt_cost
 
 
 class TimeMethod(Method):
@@ -45,7 +47,10 @@ class TimeMethod(Method):
 
     def network(self, settings: Settings, shape: Shape) -> TimeBlueprint:
         """Cells and readout."""
-        return TimeBlueprint(settings, shape)
+        recipe = TimeBlueprint(settings, shape)
+        if settings.model.recurrent:  # what is wrong with an own cell is said at once
+            recipe.parts(self.part_names(settings), settings.seed, shape.dtype)
+        return recipe
 
     def tree(self, settings: Settings) -> Tree:
         """The tree over the symbols."""
@@ -110,3 +115,7 @@ class Bptt(TimeMethod):
         deployed = frozenset(self.part_names(settings))
         terms, paths = {0: {"ce": 1.0}}, {"full": tree.chain}
         return Outline(tree, paths, terms, deployed, tree.N, "depth", True, 1)
+
+    def cost(self, settings: Settings, tree: Tree) -> Cost:
+        """The chain of steps, there and back; a scan over them where the cell lets it."""
+        return bptt_cost(settings.time.depth, settings.model.name == "mingru")

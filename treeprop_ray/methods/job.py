@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from treeprop_ray.config import Settings, dotted
+from treeprop_ray.config import Settings, dotted, recurrent
 from treeprop_ray.core.frozen import frozen_parts
 from treeprop_ray.core.loss import check_targets
 from treeprop_ray.core.network import STEM, Blueprint, Shape, TreeNetwork, edge_name, named
 from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import Rule
-from treeprop_ray.core.scoring import Metric
+from treeprop_ray.core.scoring import Metric, metrics_of
 from treeprop_ray.core.states import Spec
 from treeprop_ray.core.tree import Tree
 from treeprop_ray.data import Batches, DataSet, load
@@ -121,7 +121,7 @@ def rule_for(
 def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     """The job of settings; `data` gives shapes and counts, hosts load what they need themselves."""
     method = of(settings)
-    if not data.classes and not dotted(settings.model.name):
+    if not data.classes and (recurrent(settings) or not dotted(settings.model.name)):
         raise UserError(
             f"data.classes=0: model.name={settings.model.name} must know how many classes "
             f"{data.name} has; say it"
@@ -138,6 +138,10 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
     if not trained:
         raise UserError(f"freeze={settings.freeze}: leaves nothing to train")
     rule = rule_for(method, settings, recipe.family, data, context)
+    metrics = metrics_of(settings.metrics)
+    if metrics and not (len(data.validation) or len(data.test)):
+        given = ",".join(settings.metrics)
+        raise UserError(f"metrics=[{given}]: {data.name} has neither validation nor test samples")
     return Job(
         method=method,
         settings=settings,
@@ -154,6 +158,7 @@ def job_of(settings: Settings, data: DataSet, total_steps: int) -> Job:
         stem_trains=stem_trains,
         frozen=frozen,
         context=context,
+        metrics=metrics,
         **facts_of(data),
     )
 

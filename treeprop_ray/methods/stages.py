@@ -70,6 +70,8 @@ def check_stages(settings: Settings, tree: Tree | None) -> None:
             f"finish_sweeps={s.finish_sweeps}: needs finish, a share of the steps, and "
             "finish_path=full"
         )
+    if s.finish_from == "path":
+        _check_growth(s)
     if s.finish_sweeps and s.model.name == "mlp":
         raise UserError(
             f"finish_sweeps={s.finish_sweeps}: is for blocks that add to their input (vit, gpt), "
@@ -89,6 +91,20 @@ def check_stages(settings: Settings, tree: Tree | None) -> None:
         raise UserError(
             f"mc_samples={s.mc_samples}: backpropagation along several blocks ({given}) has no "
             "samples to draw; use 1"
+        )
+
+
+def _check_growth(settings: Settings) -> None:
+    s, given = settings, "finish_from=path"
+    if not (s.finish and s.finish_path == "full"):
+        raise UserError(f"{given}: needs finish, a share of the steps, and finish_path=full")
+    others = {"finish_sweeps": 0, "coarsen": [], "freeze": [], "replicas": 1}
+    for key, value in others.items():
+        if getattr(s, key) != value:
+            raise UserError(f"{given}: needs {key}={value}, not {getattr(s, key)}")
+    if s.model.name == "mlp":
+        raise UserError(
+            f"{given}: is for blocks that add to their input (vit, gpt), not model.name=mlp"
         )
 
 

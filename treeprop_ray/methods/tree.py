@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from treeprop_ray.config import Settings, dotted, family_of, run_name
 from treeprop_ray.core.frozen import still_in_tree
+from treeprop_ray.core.growth import check_growing
 from treeprop_ray.core.network import STEM, edge_name
 from treeprop_ray.core.optim_rule import OptimizerRule
 from treeprop_ray.core.rule import JUDGING, Rule
@@ -22,9 +23,10 @@ from treeprop_ray.methods.stages import Stage, check_stages, finish_path, shares
 from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.coarse import coarse_calls
 from treeprop_ray.schedule.cost import Cost, chain_cost, sweep_cost, tree_cost
+from treeprop_ray.schedule.growth import GROW, auxiliary_edges
 from treeprop_ray.schedule.ops import STEP, Call
 from treeprop_ray.schedule.placement import Plan, plan_tree
-from treeprop_ray.schedule.probe import path_calls, probe_calls
+from treeprop_ray.schedule.probe import FINISH, path_calls, probe_calls
 from treeprop_ray.schedule.sweeps import sweep_calls
 from treeprop_ray.schedule.tree import one_step, order_of_sums
 
@@ -100,13 +102,18 @@ class TreeProp(BlockMethod):
             elif job.settings.finish_sweeps:
                 passes[stage.name] = sweep_calls(*words, job.settings.finish_sweeps)
             else:
-                passes[stage.name] = path_calls(*words, finish_path(job.settings, job.tree))
+                path = finish_path(job.settings, job.tree)
+                passes[stage.name] = path_calls(*words, path)
+                if job.settings.finish_from == "path":
+                    passes[GROW] = path_calls(*words, path, grows=True)
         return {**passes, **probe_calls(*words)}
 
     def pass_at(self, job: Job, step: int) -> str:
         """Fewer levels, or backpropagation, if the settings say so."""
         stages = stages_of(job.settings, job.tree, job.total_steps)
-        return next(stage.name for stage in reversed(stages) if stage.first <= step)
+        stage = next(stage for stage in reversed(stages) if stage.first <= step)
+        grows = job.settings.finish_from == "path" and stage.name == FINISH
+        return GROW if grows and step == stage.first else stage.name
 
     def stages(self, job: Job) -> dict[str, dict[str, int]] | None:
         """The tree, without its finest levels, and the path at the end."""
@@ -147,6 +154,10 @@ class TreeProp(BlockMethod):
         nodes = [n for n, host in plan.layout.host_of.items() if host == index]
         share = job.share(names, plan, opens=index == plan.layout.boundary)
         host = TreeHost(share, job.tree, job.rule, nodes, job.stem_trains)
+        if job.settings.finish_from == "path":
+            chain = {edge_name(edge) for edge in job.tree.path_edges(job.tree.chain)[:-1]}
+            given = {edge_name(edge) for edge in auxiliary_edges(job.tree)}
+            check_growing([part for name, part in host.parts.items() if name in chain | given])
         if plan.layout.heads and index == plan.layout.boundary:
             host.note_sums(order_of_sums(job.tree, job.rule, job.stem_trains, job.settings.pieces))
         return host

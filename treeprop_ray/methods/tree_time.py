@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treeprop_ray.config import Settings, run_name
+from treeprop_ray.config import Settings, dotted, run_name
 from treeprop_ray.core.cells import CELLS
 from treeprop_ray.core.jumps import jumps, window_of
 from treeprop_ray.core.optim_rule import OptimizerRule
@@ -19,9 +19,11 @@ from treeprop_ray.methods.job import Job
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.models.rnn import READOUT, cell_name, part_names
 from treeprop_ray.schedule.cluster import Cluster
+from treeprop_ray.schedule.cost import Cost
 from treeprop_ray.schedule.ops import Call, Layout
 from treeprop_ray.schedule.placement import Plan, fitted
 from treeprop_ray.schedule.time import BOUNDARY, Window, one_time_step, whole_step, windows
+from treeprop_ray.schedule.time_cost import forward_applications, time_tree_cost
 
 BOOST = 3.0  # not recipe=paper: learning rate of the deployed cell over that of the others
 
@@ -36,7 +38,7 @@ class TreePropThroughTime(TimeMethod):
         """Actors are given by the depths."""
         super().check(settings)
         model = settings.model.name
-        if model not in CELLS:
+        if model not in CELLS and not dotted(model):
             raise UserError(
                 f"model.name={model}: has no tree over time, a scan goes over it exactly; use "
                 "method=bptt"
@@ -119,18 +121,17 @@ class TreePropThroughTime(TimeMethod):
         if time.recipe == "newton":
             terms[0] = {"ce": 1.0, "cons": 0.0}
         spine = tree.spine_paths
-        # two applications per node; the first sweep is already there when others follow
-        applications = 2 * (tree.N - 1) + max(time.sweeps - 1, min(1, time.sweeps)) * tree.N
         if time.recipe == "lookahead":  # the deployed cell has no nodes: the tree ends at depth 1
-            moved = [len(m) for m in jumps(time.depth, window_of(time.depth)).values()]
+            moved = jumps(time.depth, window_of(time.depth))
             terms[0] = {"roll": 1.0, "look": 1.0} if moved else {"roll": 1.0}
-            applications += sum(moved)
             spine = spine[:-1] or spine
-        elif time.recipe == "newton":
-            applications = (tree.N - 2) + tree.N // 2 + (time.sweeps + 1) * tree.N
         paths = {"tree": spine[-1], "full": tree.chain}
         deployed = frozenset({cell_name(0), READOUT})
-        return Outline(tree, paths, terms, deployed, applications, "depth", True, 1)
+        return Outline(tree, paths, terms, deployed, forward_applications(time), "depth", True, 1)
+
+    def cost(self, settings: Settings, tree: Tree) -> Cost:
+        """The longest line of applications, with an actor for every depth."""
+        return time_tree_cost(settings.time)
 
 
 def time_rule(settings: Settings) -> TimeRule:

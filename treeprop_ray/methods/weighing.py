@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from treeprop_ray.config import Settings, family_of
 from treeprop_ray.config.nested import TEXTS
 from treeprop_ray.core.network import STEM, Shape, edge_name, edge_of
+from treeprop_ray.core.own_blocks import tensors_of
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.states import next_state, split_stem
 from treeprop_ray.core.tree import Edge, Tree
@@ -44,12 +45,14 @@ class Anatomy:
 
     tree: Tree
     parts: Mapping[Edge, nn.Module]
-    x: Tensor
+    x: Any
     build: Callable[[Edge], nn.Module] | None = None
 
 
-def given_to(stem: nn.Module, shape: Shape) -> Tensor:
-    """Some samples without numbers that the stem takes: floats, or tokens."""
+def given_to(stem: nn.Module, shape: Shape) -> Any:
+    """Some samples without numbers that the stem takes: floats, or tokens, or several tensors."""
+    if shape.inputs:
+        return shape.inputs.empty(SAMPLES, "meta")
     floats = torch.empty((SAMPLES, *shape.input_shape), device="meta")
     try:
         stem(floats)
@@ -169,7 +172,7 @@ def form(module: nn.Module, given: Tensor) -> tuple[Any, ...]:
 def weigh_all(anatomy: Anatomy) -> tuple[dict[Edge, Weight], list[Tensor]]:
     """Every part, and the states of the chain."""
     tree, parts = anatomy.tree, anatomy.parts
-    stem = weigh(parts[STEM], lambda: parts[STEM](anatomy.x), anatomy.x)
+    stem = weigh(parts[STEM], lambda: parts[STEM](anatomy.x), tensors_of(anatomy.x)[0])
     z, context = split_stem(stem.out)
     states, found = [z.detach().requires_grad_()], {STEM: stem}
     known: dict[tuple[Any, ...], Weight] = {}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from treeprop_ray.config import OWN, Settings, dotted, family_of, imported
 from treeprop_ray.core.grouping import grouping_of
+from treeprop_ray.core.inputs import unpacking
 from treeprop_ray.core.network import STEM, Blueprint, Shape, TreeNetwork
 from treeprop_ray.core.recipe import recipe_of
 from treeprop_ray.core.rng import seeded
@@ -30,12 +33,18 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
             f"model.name={name}: a network given to fit; only the program that made it can build it"
         )
     if not dotted(name):
+        if shape.inputs:
+            raise UserError(
+                f"model.name={name}: takes one tensor, samples have {shape.inputs}; your own "
+                "network (package.module:factory) takes several"
+            )
         make = MODELS[name]
         recipe = make(settings.model, shape.input_shape, shape.classes, family_of(settings))
         return grouped(settings, recipe)
     recipe = own(settings, shape)
     if isinstance(recipe, TreeNetwork):
-        return of_network(settings, recipe)
+        recipe.reads(shape.inputs)
+        return for_inputs(of_network(settings, recipe), shape)
     try:
         if isinstance(recipe, Blueprint):
             with torch.device("meta"):  # a module that two parts share would be trained twice
@@ -48,15 +57,22 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
     if not isinstance(recipe, Blueprint):
         kind = type(recipe).__name__
         raise UserError(f"model.name={name}: must give a Blueprint or a TreeNetwork, not {kind}")
-    return grouped(settings, recipe)
+    return for_inputs(grouped(settings, recipe), shape)
 
 
-def own(settings: Settings, shape: Shape) -> Any:
-    """What the user's factory gives."""
+def for_inputs(recipe: Blueprint, shape: Shape) -> Blueprint:
+    """The same network, whose stem unpacks samples of several tensors."""
+    if shape.inputs is None:
+        return recipe
+    return replace(recipe, stem=partial(unpacking, recipe.stem, shape.inputs))
+
+
+def own(settings: Settings, shape: Shape | int, key: str = "network") -> Any:
+    """What the user's factory gives for the shape of the data, or for the inputs of a cell."""
     name = settings.model.name
     factory = imported("model.name", name)
     try:
-        with seeded(settings.seed, "init", "network"):
+        with seeded(settings.seed, "init", key):
             return factory(settings.model, shape)
     except UserError:
         raise

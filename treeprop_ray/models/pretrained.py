@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from treeprop_ray.core import network as core
+from treeprop_ray.core.inputs import Inputs
 from treeprop_ray.core.network import edge_name, grouped_tree, tree_blocks
 from treeprop_ray.core.rng import seeded
 from treeprop_ray.core.states import spec_of
@@ -57,8 +58,10 @@ class TreeNetwork(core.TreeNetwork):
 
         Auxiliary blocks start as copies of the layer in the middle of their interval (`middle`) or
         as freshly initialised layers (`fresh`); `group` and `auxiliary_layers` as in `from_blocks`.
-        With `padding=True` attention leaves out what is
-        padding by the config. Known models: GPT-2, Llama, BERT, RoBERTa, ViT.
+        Samples are tokens, or a dict with `input_ids` and `attention_mask` (of BERT and RoBERTa
+        `token_type_ids` too), which attention heeds. With `padding=True` it leaves out what is
+        padding by the config where samples have no mask. Known models: GPT-2, Llama, BERT, RoBERTa,
+        ViT.
         """
         if auxiliary not in AUXILIARY:
             raise UserError(f"auxiliary={auxiliary}: one of {', '.join(AUXILIARY)}")
@@ -81,19 +84,44 @@ class TreeNetwork(core.TreeNetwork):
         stem = Stem(model, anatomy, padding)
         blocks[tree.head] = Head(model, anatomy)
         spec = spec_of(dict.fromkeys(stem.context, 0)) if stem.context else None
-        made = cls(tree, stem, blocks, "gaussian", spec)
+        made = cls(tree, stem, blocks, "gaussian", spec, plain=not stem.takes)
         made.source, made.tokenizer = (type(model), model.config, anatomy), tokenizer
         made.generation = getattr(model, "generation_config", None)
         return made
 
-    def check_samples(self, x: Tensor, y: Tensor) -> None:
+    def reads(self, inputs: Inputs | None) -> None:
+        """Samples have these tensors (None: tokens or pictures alone); a mask is for all layers."""
+        super().reads(inputs)
+        stem = self.stem
+        if not isinstance(stem, Stem):
+            return
+        kind = type(self).__name__ if self.source is None else self.source[0].__name__
+        if inputs:
+            known = ", ".join(stem.takes) or "one tensor"
+            for name in inputs.names:
+                if not inputs.named or name not in stem.takes:
+                    raise UserError(f"columns: {kind} takes {known}, not {name}")
+            if "input_ids" not in inputs.names:
+                raise UserError(f"columns: {kind} needs input_ids, samples have {inputs}")
+            for name, (shape, dtype) in zip(inputs.names, inputs.kinds, strict=True):
+                if shape != inputs.shapes[inputs.names.index("input_ids")]:
+                    raise UserError(f"columns: {name} has samples of shape {shape}, not input_ids'")
+                if dtype.is_floating_point and name != "attention_mask":
+                    raise UserError(f"columns: {name} must be whole numbers, not {dtype}")
+        stem.told = inputs is not None and "attention_mask" in inputs.names
+        self.context = spec_of(dict.fromkeys(stem.context, 0)) if stem.context else None
+
+    def check_samples(self, given: Any, y: Tensor) -> None:
         """Raise UserError where a causal model is given its own tokens as labels; warn where
         attention reads padding."""
         stem = self.stem
-        if not isinstance(stem, Stem) or x.is_floating_point() or x.ndim != 2:
+        if not isinstance(stem, Stem):
+            return
+        x = given["input_ids"] if isinstance(given, dict) else given
+        if x.is_floating_point() or x.ndim != 2:
             return
         pad = getattr(stem.config, "pad_token_id", None)
-        if pad is not None and not stem.padding and bool((x[:, -1] == pad).any()):
+        if pad is not None and not (stem.padding or stem.told) and bool((x[:, -1] == pad).any()):
             warn(
                 f"samples end in pad_token_id={pad}, which attention reads; "
                 "from_pretrained(…, padding=True) leaves it out"

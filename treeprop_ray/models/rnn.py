@@ -12,13 +12,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from treeprop_ray.config import Settings
+from treeprop_ray.config import Settings, dotted
 from treeprop_ray.core.cells import CELLS, GRUCell
 from treeprop_ray.core.mingru import MinGRUCell
 from treeprop_ray.core.network import Shape, count_parameters
+from treeprop_ray.core.own_cell import OwnCell
 from treeprop_ray.core.rng import seeded
 from treeprop_ray.core.scoring import Counts, Score, count
 from treeprop_ray.core.tree import Tree
+from treeprop_ray.errors import UserError, first_line, place_of
+from treeprop_ray.models import own
 
 READOUT = "readout"
 
@@ -36,6 +39,8 @@ def part_names(depth: int) -> list[str]:
 def make_part(settings: Settings, shape: Shape, name: str) -> nn.Module:
     """A freshly initialised cell or the readout; depends on (seed, name) only."""
     hidden, size = settings.model.hidden, shape.input_shape[1]
+    if name != READOUT and dotted(settings.model.name):
+        return own_cell(settings, shape, name)
     with seeded(settings.seed, "init", name):
         module: nn.Module
         if name == READOUT:
@@ -44,6 +49,26 @@ def make_part(settings: Settings, shape: Shape, name: str) -> nn.Module:
             kinds: dict[str, type[nn.Module]] = {**CELLS, "mingru": MinGRUCell}
             module = kinds[settings.model.name](2 ** int(name[1:]) * size, hidden)
     return module.to(shape.dtype)
+
+
+def own_cell(settings: Settings, shape: Shape, name: str) -> OwnCell:
+    """The cell of a depth from the user's factory; UserError where it is none."""
+    inputs = 2 ** int(name[1:]) * shape.input_shape[1]
+    module, told = own(settings, inputs, name), f"model.name={settings.model.name}"
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        raise UserError(f"{told}: must give a torch module for model.recurrent=true, not {kind}")
+    cell = OwnCell(module, inputs, settings.model.hidden).to(shape.dtype)
+    try:
+        with seeded(settings.seed, "check", name):
+            cell.check(shape.dtype)
+    except UserError as e:
+        raise UserError(f"{told}: the cell {e}") from e
+    except Exception as e:  # the user's own code may raise anything
+        tried = f"a cell for x (batch, {inputs}) and h (batch, {settings.model.hidden})"
+        reason = f"{type(e).__name__}: {first_line(e)}{place_of(e)}"
+        raise UserError(f"{told}: {tried}: {reason}") from e
+    return cell
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def name_of(way: str) -> str:
 
 def about(work: Workload, fleet: Fleet) -> list[str]:
     """What the table is made from."""
-    tree, block, ms = work.tree, work.block, 1000.0
+    tree, block = work.tree, work.block
     speeds = sorted(set(fleet.speeds), reverse=True)
     kinds = ", ".join(f"{fleet.speeds.count(s)} of speed {s:g}" for s in speeds)
     uneven = f" ({kinds})" if len(speeds) > 1 else ""
@@ -32,13 +32,25 @@ def about(work: Workload, fleet: Fleet) -> list[str]:
     return [
         f"network: N = {tree.N} blocks (the head counts), depth {tree.depth}, "
         f"{millions(chain)} parameters deployed, {millions(trees)} in the tree",
-        f"batch {work.batch}: a block takes {ms * block.forward(work.batch):.3g} ms forward, the "
-        f"head {ms * work.head.forward(work.batch):.3g} ms ({work.note}); a state has "
+        f"batch {work.batch}: a block takes {duration(block.forward(work.batch))} forward, the "
+        f"head {duration(work.head.forward(work.batch))} ({work.note}); a state has "
         f"{work.state * work.batch / 1e6:.3g} MB",
         f"devices: {len(fleet)}{uneven}{memory}; {fleet.link.name} "
-        f"{fleet.link.bandwidth / 1e9:g} GB/s; Ray {ms * fleet.ray.hop:g} ms from call to call "
+        f"{fleet.link.bandwidth / 1e9:g} GB/s; Ray {duration(fleet.ray.hop)} from call to call "
         "(waves only)",
     ]
+
+
+def duration(seconds: float) -> str:
+    """Three digits, in milliseconds or in seconds."""
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def times(factor: float) -> str:
+    """A factor, with no more digits than it is worth."""
+    return f"{factor:.2f}" if factor < 10 else f"{factor:.0f}"
 
 
 def millions(count: float) -> str:
@@ -70,13 +82,12 @@ def verdict(work: Workload, fleet: Fleet, found: Mapping[str, Candidate]) -> str
     if not first:
         return "none fits: more devices, more memory (recompute=true), or a smaller batch"
     best, tree = found[first], found[TREE]
-    factor = tree.seconds / best.seconds
-    told = f"fastest: {name_of(first)}, {1000 * best.seconds:.3g} ms a step"
+    told = f"fastest: {name_of(first)}, {duration(best.seconds)} a step"
     if first == TREE:
         others = min(c.seconds for w, c in found.items() if w != TREE and c.memory <= fleet.memory)
-        told += f", {others / best.seconds:.2f} times as fast as the best of the others"
+        told += f", {times(others / best.seconds)} times as fast as the best of the others"
     else:
-        told += f"; the tree takes {factor:.2f} times as long"
+        told += f"; the tree takes {times(tree.seconds / best.seconds)} times as long"
         told += "" if tree.memory <= fleet.memory else " and does not fit"
     changes = [
         text for what, cases in axes(work, fleet).items() if (text := change(what, first, cases))

@@ -18,7 +18,7 @@ COLORS = {
     "stem": "#7f7f7f", "forward": "#1f77b4", "head": "#9467bd", "settle": "#17becf",
     "again": "#9467bd", "aside": "#2ca02c", "backward": "#d62728", "stem_backward": "#7f7f7f",
     "hand_out": "#ff7f0e", "add_up": "#e377c2", "report": "#bcbd22", "update": "#8c564b",
-    "renew": "#ff7f0e",
+    "renew": "#ff7f0e", "grow": "#17becf",
 }  # fmt: skip
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from treeprop_ray.config.names import imported
 from treeprop_ray.core.scoring import Score
+from treeprop_ray.errors import UserError, first_line, told_at
 
 if TYPE_CHECKING:
     from treeprop_ray.run.trainer import Trainer
@@ -51,34 +53,62 @@ class Together(Callback):
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)
 
-    def on_start(self, run: Trainer) -> None:
+    def _each(self, call: Callable[[Callback], None]) -> None:
         for callback in self.callbacks:
-            callback.on_start(run)
+            call(callback)
+
+    def on_start(self, run: Trainer) -> None:
+        self._each(lambda callback: callback.on_start(run))
 
     def on_step(self, run: Trainer, done: int) -> None:
-        for callback in self.callbacks:
-            callback.on_step(run, done)
+        self._each(lambda callback: callback.on_step(run, done))
 
     def on_epoch(self, run: Trainer, epoch: int, scores: Scores) -> None:
-        for callback in self.callbacks:
-            callback.on_epoch(run, epoch, scores)
+        self._each(lambda callback: callback.on_epoch(run, epoch, scores))
 
     def on_checkpoint(self, run: Trainer, done: int, scores: Scores) -> None:
-        for callback in self.callbacks:
-            callback.on_checkpoint(run, done, scores)
+        self._each(lambda callback: callback.on_checkpoint(run, done, scores))
 
     def on_row(self, run: Trainer, row: Mapping[str, Any]) -> None:
-        for callback in self.callbacks:
-            callback.on_row(run, row)
+        self._each(lambda callback: callback.on_row(run, row))
 
     def on_notice(self, run: Trainer, text: str) -> None:
-        for callback in self.callbacks:
-            callback.on_notice(run, text)
+        self._each(lambda callback: callback.on_notice(run, text))
 
     def on_close(self, run: Trainer) -> None:
-        for callback in self.callbacks:
-            callback.on_close(run)
+        self._each(lambda callback: callback.on_close(run))
 
     def on_end(self, run: Trainer, summary: dict[str, Any]) -> None:
-        for callback in self.callbacks:
-            callback.on_end(run, summary)
+        self._each(lambda callback: callback.on_end(run, summary))
+
+
+class Named(Together):
+    """A callback that `callbacks=[…]` names: its errors name it and the line of its own code."""
+
+    def __init__(self, name: str, callback: Callback) -> None:
+        super().__init__([callback])
+        self.name = name
+
+    def _each(self, call: Callable[[Callback], None]) -> None:
+        try:
+            super()._each(call)
+        except Exception as e:  # the user's own code may raise anything
+            raise told_at(f"callbacks={self.name}", e) from e
+
+
+def callbacks_of(names: Sequence[str]) -> list[Callback]:
+    """The callbacks that a setting names, made anew."""
+    return [Named(name, _made(name)) for name in names]
+
+
+def _made(name: str) -> Callback:
+    factory = imported("callbacks", name)
+    try:
+        callback = factory()
+    except Exception as e:  # the user's own code may raise anything
+        reason = f"{type(e).__name__}: {first_line(e)}"
+        raise UserError(f"callbacks={name}: factory() failed: {reason}") from e
+    if not isinstance(callback, Callback):
+        kind = type(callback).__name__
+        raise UserError(f"callbacks={name}: gives {kind}, must give a treeprop_ray.Callback")
+    return callback

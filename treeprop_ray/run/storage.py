@@ -69,8 +69,8 @@ class Storage(ABC):
         """Whether what was begun elsewhere can be added to from here."""
 
     @abstractmethod
-    def add(self, name: str, file: str, fill: Callable[[Path], None]) -> str:
-        """Add the file that `fill` writes; its sha256. The manifest is the last."""
+    def add(self, name: str, file: str, fill: Callable[[Path], str]) -> str:
+        """Add the file that `fill` writes, which gives its sha256. The manifest is the last."""
 
     @abstractmethod
     def commit(self, name: str) -> None:
@@ -123,11 +123,11 @@ class Disk(Storage):
     def sees(self, name: str, token: str) -> bool:
         return (self.root / f".{name}.tmp" / f".{token}").exists()
 
-    def add(self, name: str, file: str, fill: Callable[[Path], None]) -> str:
+    def add(self, name: str, file: str, fill: Callable[[Path], str]) -> str:
         path = self.root / f".{name}.tmp" / file
-        fill(path)
+        digest = fill(path)
         _sync(path)
-        return sha256(path)
+        return digest
 
     def commit(self, name: str) -> None:
         target, aside = self.root / name, self.root / f".{name}.tmp"
@@ -204,12 +204,12 @@ class Remote(Storage):
     def sees(self, name: str, token: str) -> bool:
         return True
 
-    def add(self, name: str, file: str, fill: Callable[[Path], None]) -> str:
+    def add(self, name: str, file: str, fill: Callable[[Path], str]) -> str:
         with tempfile.TemporaryDirectory(prefix="treeprop-") as made:
             path = Path(made) / file
-            fill(path)
+            digest = fill(path)
             self.fs.put_file(str(path), f"{self.root}/{name}/{file}")
-            return sha256(path)
+            return digest
 
     def commit(self, name: str) -> None:
         pass  # with the manifest

@@ -21,7 +21,7 @@ from treeprop_ray.engine import Engine, build
 from treeprop_ray.errors import Terminated
 from treeprop_ray.methods import Job, job_of
 from treeprop_ray.run import checkpoint
-from treeprop_ray.run.callbacks import Callback, Scores, Together
+from treeprop_ray.run.callbacks import Callback, Scores, Together, callbacks_of
 from treeprop_ray.run.checkpoint import Checkpoint
 from treeprop_ray.run.folder import RunFolder
 from treeprop_ray.run.initial import started
@@ -35,7 +35,12 @@ from treeprop_ray.schedule.ops import STEP
 
 
 class Trainer:
-    """Takes an engine through the steps of a run; without a folder nothing is written."""
+    """Takes an engine through the steps of a run; without a folder nothing is written.
+
+    A callback finds here `settings`, `outline` (the paths by name), `engine` and `log` (from
+    `on_start` on), `folder` (None in a `fit` without a name), `start`, `done` and `total_steps`
+    (steps), `epoch` and `epochs`, `validation` (the last scores), and may call `stop`.
+    """
 
     engine: Engine
     log: Log
@@ -79,7 +84,8 @@ class Trainer:
         total_steps = data.total_steps(
             settings.step_samples, settings.epochs, settings.steps, settings.data.epoch_steps
         )
-        return cls(job_of(settings, data, total_steps), folder, callbacks, writes)
+        every = [*callbacks_of(settings.callbacks), *callbacks]
+        return cls(job_of(settings, data, total_steps), folder, every, writes)
 
     def finished(self) -> dict[str, Any] | None:
         """The summary of the run in the folder, if there is nothing left to do."""

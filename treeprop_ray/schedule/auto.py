@@ -7,13 +7,16 @@ batch stay those of the settings; where replicas= is given it stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from treeprop_ray.schedule import planner
 from treeprop_ray.schedule.cluster import Cluster
 from treeprop_ray.schedule.planner import (
+    COPIES,
     DATA,
+    PIECES,
     TREE,
     WAYS,
     Candidate,
@@ -53,10 +56,14 @@ def with_copies(settings: Settings) -> list[Settings]:
 
 
 def choose(
-    settings: Settings, work: Workload, cluster: Cluster, copies: Sequence[int] = (1,)
+    settings: Settings,
+    work: Workload,
+    cluster: Cluster,
+    copies: Sequence[int] = (1,),
+    suits: Callable[[Settings], bool] = lambda settings: True,
 ) -> Choice:
-    """The fastest plan on a cluster with one of these numbers of copies, and what backpropagation
-    would take on its devices."""
+    """The fastest plan on a cluster with one of these numbers of copies, what idle devices could do
+    for settings that suit the method, and what backpropagation would take on the devices."""
     fleet = Fleet.on(cluster, settings.transport)
     options = auto(work, fleet, copies, settings.pieces)
     if not options:
@@ -80,10 +87,46 @@ def choose(
     ]
     if named:
         why.append("  against " + ", ".join(f"{c}: {shown(c)}" for c in named))
+    if (idle := more(work, fleet, settings, best, suits)) is not None:
+        why.append(idle)
     found = fastest(work, fleet, [way for way in WAYS if way != TREE])
     beside = ", ".join(f"{c.way} {shown(c)} ({brief(c)})" for c in found.values())
     why.append(f"  backpropagation on the same {len(fleet)} devices: {beside}")
     return Choice(decided, tuple(why))
+
+
+def more(
+    work: Workload,
+    fleet: Fleet,
+    settings: Settings,
+    best: Candidate,
+    suits: Callable[[Settings], bool] = lambda settings: True,
+) -> str | None:
+    """A line about what would be faster with devices that stay idle, if anything: another cut of
+    the batch, which changes the weights and so is the user's to choose."""
+    if best.devices == len(fleet):
+        return None
+    counts = {R: [m for m in PIECES[TREE] if R * m <= work.batch] for R in COPIES}
+    copies = (
+        [settings.replicas] if settings.replicas > 1 else [R for R in COPIES if len(fleet) >= R]
+    )
+    options = [planner.tree(work, fleet, R, m) for R in copies for m in counts.get(R, ())]
+    options = [
+        c
+        for c in options
+        if c.memory <= fleet.memory
+        and c.devices > best.devices
+        and suits(replace(settings, replicas=c.copies, microbatches=c.pieces))
+    ]
+    faster = min(options, key=lambda c: (c.seconds, c.devices), default=best)
+    idle = f"  idle: {len(fleet) - best.devices} of {len(fleet)} devices"
+    if faster.seconds >= best.seconds:
+        return f"{idle}; none would make the step shorter, however the batch is cut"
+    words = f"microbatches={faster.pieces * faster.copies // settings.replicas}"
+    return (
+        f"{idle}; {words} would use {faster.devices} ({faster}): {shown(faster)} instead of "
+        f"{shown(best)}"
+    )
 
 
 def shown(candidate: Candidate) -> str:

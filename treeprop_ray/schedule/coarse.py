@@ -29,7 +29,7 @@ import math
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Node, Tree
 from treeprop_ray.schedule.ops import Call, Layout, Op, Row, Wave, interleave, make_calls
-from treeprop_ray.schedule.probe import owner_of
+from treeprop_ray.schedule.owner import owner_of
 from treeprop_ray.schedule.tree import Flow
 
 

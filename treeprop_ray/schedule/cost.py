@@ -40,12 +40,18 @@ class Cost:
         )
         return Cost(work, path, self.trained, self.fullest)
 
+    def line(self, chain: Cost) -> str:
+        """Work and critical path in words, beside backpropagation."""
+        return (
+            f"work {self.work:g} (backpropagation {chain.work:g}), critical path {self.path:g} "
+            f"({100 * self.path / chain.path:.0f} % of {chain.path:g})"
+        )
+
     def against(self, chain: Cost) -> str:
         """In words, beside backpropagation of the same chain."""
         return (
-            f"work {self.work:g} (backpropagation {chain.work:g}), critical path {self.path:g} "
-            f"({100 * self.path / chain.path:.0f} % of {chain.path:g}), trained {self.trained} "
-            f"({chain.trained}), in the fullest actor {self.fullest}"
+            f"{self.line(chain)}, trained {self.trained} ({chain.trained}), in the fullest actor "
+            f"{self.fullest}"
         )
 
 

@@ -68,8 +68,7 @@ class Fleet:
         one = len({seat.node for seat in seats}) == 1
         link = ETHERNET if not one else PCIE if cluster.gpus else SHARED
         limit = memory or (80e9 if cluster.gpus else float("inf"))
-        ray = RUNTIMES.get(transport, RUNTIMES["store"])
-        return cls.of([seat.speed for seat in seats], link, ray, limit)
+        return cls.of([seat.speed for seat in seats], link, RUNTIMES[transport], limit)
 
     def __len__(self) -> int:
         return len(self.speeds)

@@ -21,8 +21,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from treeprop_ray.core.rule import HeldOut, Rule
-from treeprop_ray.core.tree import Edge, Node, Tree
+from treeprop_ray.core.tree import Edge, Tree
+from treeprop_ray.schedule.growth import growth_rows
 from treeprop_ray.schedule.ops import STEP, Call, Layout, Op, Wave, interleave, make_calls
+from treeprop_ray.schedule.owner import owner_of
 from treeprop_ray.schedule.tree import answers
 
 FINISH = "finish"  # the pass of a training step along a path
@@ -45,10 +47,21 @@ def has_density(rule: Rule) -> bool:
 
 
 def path_calls(
-    tree: Tree, rule: Rule, layout: Layout, stem_trains: bool, pieces: int, path: Sequence[int]
+    tree: Tree,
+    rule: Rule,
+    layout: Layout,
+    stem_trains: bool,
+    pieces: int,
+    path: Sequence[int],
+    grows: bool = False,
 ) -> list[Call]:
-    """Backpropagation along a path, as a training step."""
-    waves = [chain_waves(tree, rule, layout, stem_trains, m, pieces, path) for m in range(pieces)]
+    """Backpropagation along a path, as a training step; `grows`: the chain is the deepest path
+    first (schedule/growth.py)."""
+    first = growth_rows(tree, layout) if grows else []
+    waves = [
+        chain_waves(tree, rule, layout, stem_trains, m, pieces, path, () if m else first)
+        for m in range(pieces)
+    ]
     return interleave(waves, stride=1)
 
 
@@ -59,12 +72,6 @@ def probe_calls(
     sweep = [sweep_waves(tree, rule, layout, m) for m in range(pieces)]
     chain = path_calls(tree, rule, layout, stem_trains, pieces, tree.chain)
     return {"chain": chain, "sweep": interleave(sweep, stride=3)}
-
-
-def owner_of(tree: Tree, edge: Edge) -> Node:
-    """The node that owns an edge that does not end at N: one of its two ends."""
-    l, r = edge
-    return tree.nodes[r] if tree.nodes[r].l == l else tree.nodes[l]
 
 
 def edge_of(op: Op) -> Edge:
@@ -80,8 +87,9 @@ def chain_waves(
     piece: int,
     pieces: int,
     path: Sequence[int],
+    first: Sequence[Rows] = (),
 ) -> list[Wave]:
-    """Consecutive blocks of one host share a call."""
+    """Consecutive blocks of one host share a call. `first`: what goes before them."""
     N, boundary, top = tree.N, layout.boundary, path[-2]
     edges = tree.path_edges(path)[:-1]
     hosts = [(layout.host_of[owner_of(tree, edge).n], edge) for edge in edges]
@@ -102,7 +110,7 @@ def chain_waves(
         # order of its sums must not depend on how many runs the path is cut into
         clock = max(len(waves), len(runs) + 1 + pieces)
         rows.append((clock, "stem_backward", 0, {boundary: [Op("close", 0, ("a0",))]}))
-    return make_calls(rows, piece, layout.one_machine)
+    return make_calls([*first, *rows], piece, layout.one_machine)
 
 
 def sweep_waves(tree: Tree, rule: Rule, layout: Layout, piece: int) -> list[Wave]:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from treeprop_ray.core.rule import Rule
 from treeprop_ray.core.tree import Edge, Tree
 from treeprop_ray.schedule.ops import Call, Layout, Op, Row, Wave, interleave, make_calls
-from treeprop_ray.schedule.probe import owner_of
+from treeprop_ray.schedule.owner import owner_of
 
 
 @dataclass(frozen=True)

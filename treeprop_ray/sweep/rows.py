@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from treeprop_ray import methods
+from treeprop_ray.config import Settings, dotted
 from treeprop_ray.errors import UserError
 from treeprop_ray.run.files import write_whole
 from treeprop_ray.sweep.plan import (
@@ -21,7 +23,7 @@ from treeprop_ray.sweep.plan import (
     read_json,
 )
 from treeprop_ray.sweep.population import Population
-from treeprop_ray.sweep.space import show
+from treeprop_ray.sweep.space import OTHERS, show
 
 Row = dict[str, str]  # as in the file: everything is text
 FIRST = ["run", "status", "protocol", "epochs", "seed"]
@@ -60,6 +62,16 @@ def flat(summary: Mapping[str, Any]) -> dict[str, float]:
     return figures
 
 
+def spine_layers(settings: Settings) -> dict[str, float]:
+    """Layers before the head of the longest path along the spine, where one is trained and the
+    network is a shipped one."""
+    method = methods.of(settings)
+    if dotted(settings.model.name) or not method.short_paths:
+        return {}
+    tree = method.tree(settings)
+    return {"spine_layers": float(method.outline(settings, tree).blocks(tree.spine_paths[-1]))}
+
+
 def value_of(metric: str, figures: Mapping[str, Any]) -> float | None:
     """A metric from a run's figures; perplexity comes from the loss."""
     if metric.endswith("/perplexity") and metric not in figures:
@@ -74,7 +86,7 @@ def figure(metric: str, value: float) -> str:
         return f"{100 * value:.2f}"
     if metric == "correction_ratio":
         return f"{value:.2g}"
-    if metric in ("work", "critical_path"):
+    if metric in ("work", "critical_path", "spine_layers"):
         return f"{value:g}"
     return f"{value:,.0f}" if metric.startswith("parameters") else f"{value:.3f}"
 
@@ -101,6 +113,8 @@ def row_of(trial: Trial, sweep: Sweep) -> Row | None:
     if state == FINISHED:
         summary = read_json(trial.folder / "summary.json") or {}
         row.update({k: repr(v) for k, v in flat(summary).items()})
+        if "spine_layers" in sweep.space.table.values.values():
+            row.update(spine_layers(trial.settings))
         hardware, versions = summary["hardware"], summary["versions"]
         row.update(
             epochs=show(float(summary["epochs"])),
@@ -168,8 +182,7 @@ def _order(key: str) -> tuple[int, str]:
 
 
 def _plain(key: str) -> int:
-    plain = ("leak", "correction_ratio", "parameters_deployed", "work", "critical_path")
-    return 3 if key in plain else 0
+    return 3 if key in OTHERS else 0
 
 
 def command_log(folder: Path) -> list[str]:

@@ -90,18 +90,31 @@ def optuna_search(
 
         def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
             for _ in range(TRIES):
+                if left is not None and not left:
+                    break
                 point = super().suggest(trial_id)
                 if point is None:
                     return None
                 point = {key: _rounded(value) for key, value in point.items()}
-                if take(point):
+                is_new = left is None or name(point) in left
+                if left is not None:
+                    left.discard(name(point))
+                if is_new and take(point):
                     return {**point, "seed": sweep.seeds[0]}
                 super().on_trial_complete(trial_id, error=True)
                 with contextlib.suppress(KeyError):
                     self._ot_trials.pop(trial_id)
             return Searcher.FINISHED  # all that there is has been tried
 
-    axes = {key: _distribution(axis) for key, axis in sweep.space.grids[0].items()}
+    grid = sweep.space.grids[0]
+    axes = {key: _distribution(axis) for key, axis in grid.items()}
+
+    def name(point: Point) -> tuple[str, ...]:
+        return tuple(show(point[key]) for key in axes)
+
+    left: set[tuple[str, ...]] | None = None  # what a space without ranges still has
+    if all(isinstance(axis, list) for axis in grid.values()):
+        left = {name(p) for p in grid_points(sweep.space)} - {name(p) for p, _ in known}
     given: dict[str, Any] = {}
     if known:
         given = {

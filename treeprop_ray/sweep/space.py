@@ -13,8 +13,9 @@
     exclude: [{alpha: 0, beta: 0}]    settings that are left out
     seeds: [1, 2, 3]
     metric: test/full/accuracy        <split>/<path>/<accuracy|loss|perplexity>, leak,
-                                      correction_ratio, parameters_deployed, work or
-                                      critical_path; spine is the longest spine path;
+                                      correction_ratio, parameters_deployed, work,
+                                      critical_path or spine_layers; spine is the longest spine
+                                      path;
                                       best/full/… is of the test split, at the best validation
                                       epoch; with eval_test=true also highest/full/…, the best test
                                       score, and late/full/…, the mean of the last ten epochs
@@ -47,8 +48,9 @@ SPLITS = (
     "late",
 )  # of a metric, and when on the test split
 KINDS = ("accuracy", "loss", "perplexity")
-OTHERS = ("leak", "correction_ratio", "parameters_deployed", "work", "critical_path")  # metrics too
-LOWER = ("loss", "perplexity", "leak", "parameters_deployed", "work", "critical_path")  # is better
+COSTS = ("parameters_deployed", "work", "critical_path", "spine_layers")
+OTHERS = ("leak", "correction_ratio", *COSTS)  # metrics too
+LOWER = ("loss", "perplexity", "leak", *COSTS)  # is better
 VALUE = "value"  # the axis of a table that runs over its metrics
 
 Axis = list[Any] | dict[str, list[Any]]  # values, or a range such as {uniform: [0, 1]}
