@@ -103,7 +103,7 @@ def run(settings: ExportSettings) -> None:
         }  # fmt: skip
         held = len(samples.test) > 1
         x = samples.read("test", slice(0, 2)).x if held else torch.cat([samples.example.x] * 2)
-        inputs, example = samples.shape.inputs, samples.inputs(x)
+        inputs, example = samples.shape.form, samples.inputs(x)
         given = inputs.unpack(example) if inputs else example
         if trained is not None:
             found = stored(settings.run, point.meta["step"])
