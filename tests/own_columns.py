@@ -44,7 +44,7 @@ def net(example: Any) -> TreeNetwork:
 
 
 def network(model: Any, shape: Any) -> TreeNetwork:
-    assert shape.inputs.names == ("ids", "share") and shape.inputs.shapes == ((5,), (5,))
+    assert shape.form.names == ("ids", "share") and shape.form.shapes == ((5,), (5,))
     return net({name: tensor[:2] for name, tensor in NAMED.items()})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from warm import warm_ray
 
-from treeprop_ray import fit
+from treeprop_ray import TreeNetwork, fit
+from treeprop_ray.config import Settings
+from treeprop_ray.data.own import own_set
 from treeprop_ray.errors import TrainingError, UserError
 from treeprop_ray.inference.early_exit import EarlyExit
+from treeprop_ray.methods import job_over
+from treeprop_ray.methods.weighing import anatomy_of_job, weigh_all
 from treeprop_ray.run import checkpoint
 
 for module in (own_columns, sys.modules[__name__]):
@@ -49,6 +54,7 @@ def ray_rows() -> Any:
 
 BY_NUMBER: dict[str, tuple[Any, dict[str, Any]]] = {
     "dict": (lambda: (NAMED, Y), {}),
+    "other order": (lambda: ({"share": SHARE, "ids": IDS}, Y), {}),
     "tuple": (lambda: ((IDS, SHARE), Y), {}),
     "flat": (lambda: ((IDS, SHARE, Y),), {}),
     "numpy": (lambda: ((IDS.numpy(), SHARE.numpy()), Y.numpy()), {}),
@@ -145,6 +151,30 @@ def test_commands_take_several_columns_from_train_to_export(
     assert answer.labels.shape == Y.shape
 
 
+@pytest.mark.parametrize(
+    "words", [{"recompute": True}, {"compile": True, "compile_backend": "aot_eager"}]
+)
+def test_options_of_the_blocks_change_no_bit(words: dict[str, Any]) -> None:
+    assert_same(trained((NAMED, Y), **words), trained((NAMED, Y)))
+
+
+def test_floats_among_them_become_those_of_the_network() -> None:
+    class Wide(torch.nn.Module):
+        def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+            assert [t.dtype for t in batch] == [torch.int64, torch.float64]
+            return batch[0] * batch[1]
+
+    blocks = [torch.nn.Linear(5, 5).double() for _ in range(2)]
+    example = (IDS[:2], SHARE[:2].double())
+    network = TreeNetwork.from_blocks(
+        Wide(), blocks, torch.nn.Linear(5, 2).double(), example=example
+    )
+    fit(network, (IDS, SHARE), Y, precision="float64", steps=2, batch=8)
+    samples = replace(own_set({"train": ((IDS, SHARE), Y)}, None, 8), dtype=torch.float64)
+    work = anatomy_of_job(job_over(network, Settings(), samples, 2))  # placement=auto weighs it
+    assert weigh_all(work)[0]
+
+
 def uneven(i: int) -> dict[str, Any]:
     row = Rows()[i]
     return {**row, "share": SHARE[i, :4]} if i == 30 else row
@@ -178,6 +208,7 @@ LESS = {"ids": IDS, "share": SHARE[:, :4]}
         (({**NAMED, "share": {}}, Y), {}, "train, share: dict is no number"),
         ((Uneven(),), COLUMNS, "share of one batch differ: shape (4,)"),
         ((DataLoader(Uneven(), 1),), {**COLUMNS, "batch": 1}, "batches differ: share has sampl"),
+        ((Uneven(),), {**COLUMNS, "batch": 1}, "share has samples of shape (4,) torch.float32, o"),
         ((Lacks(),), {}, "samples differ: one has the inputs"),
         (([(1.0, 2)] * 5,), {}, "train: must give pairs (input, label), not list of 5"),
         (({"ids": IDS}, Y), {}, "KeyError: 'share' (own_columns.py, line"),

@@ -66,7 +66,7 @@ class Shape:
     input_shape: tuple[int, ...]
     classes: int
     dtype: torch.dtype
-    inputs: Inputs | None = None  # where a sample has several tensors
+    form: Inputs | None = None  # where a sample has several tensors
 
 
 @dataclass(frozen=True)

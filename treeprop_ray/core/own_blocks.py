@@ -24,7 +24,8 @@ def check_modules(parts: Mapping[str, Any], example: Any) -> None:
     if not inputs or not all(isinstance(t, Tensor) and t.dim() for t in inputs):
         kind = type(example).__name__
         raise UserError(
-            f"example: must be a small batch of inputs, a tensor (or a dict or tuple), not {kind}"
+            f"example: must be a small batch of inputs, a tensor, not {kind}; of several inputs a "
+            "dict or tuple of tensors"
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treeprop_ray.core.inputs import Inputs
 from treeprop_ray.core.network import Shape
 from treeprop_ray.core.rng import derive, generator
 from treeprop_ray.core.rule import LossRule
@@ -70,9 +71,13 @@ class DataSet:
     @property
     def shape(self) -> Shape:
         """What a model must know of the data."""
+        return Shape(self.input_shape, self.classes, self.dtype, self.form)
+
+    @property
+    def form(self) -> Inputs | None:
+        """What the stem gets where samples have several tensors."""
         form = self.example.form
-        inputs = form.as_floats(self.dtype) if form else None
-        return Shape(self.input_shape, self.classes, self.dtype, inputs)
+        return form.as_floats(self.dtype) if form else None
 
     @property
     def batch_counts(self) -> dict[str, int]:

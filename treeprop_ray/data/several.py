@@ -23,7 +23,7 @@ class Several(dict[str, Any]):
 def as_several(x: Any) -> Any:
     """Several inputs where x is a mapping, or a tuple or list of tensors; else x itself."""
     if isinstance(x, Mapping):
-        return Several({str(key): value for key, value in x.items()}, named=True)
+        return Several({str(key): x[key] for key in sorted(x, key=str)}, named=True)
     tensors = isinstance(x, tuple | list) and x and all(isinstance(t, Tensor) for t in x)
     return numbered(x) if tensors and any(t.numel() != 1 for t in x) else x
 

@@ -71,6 +71,7 @@ class Rows:
     ) -> None:
         self.rows, self.columns, self.what = rows, columns, what
         self.index = torch.arange(len(rows)) if index is None else index
+        self.form: Inputs | None = None  # of several inputs, once some have been read
 
     def __len__(self) -> int:
         return len(self.index)
@@ -95,10 +96,19 @@ class Rows:
                     raise UserError(f"{e} (sample {number})") from e
             raise
         check_inputs(batch, self.what, numbers)
+        if batch.form:
+            self.form = self.form or batch.form
+            batch.form.check_same(self.form, f"{self.what}: samples {short(numbers)}", "others")
+        elif self.form:
+            raise UserError(
+                f"{self.what}: samples {short(numbers)}: have one input, others several"
+            )
         return batch
 
     def part(self, index: Tensor) -> Rows:
-        return Rows(self.rows, self.columns, self.what, self.index[index])
+        part = Rows(self.rows, self.columns, self.what, self.index[index])
+        part.form = self.form
+        return part
 
 
 def short(numbers: Sequence[int]) -> str:

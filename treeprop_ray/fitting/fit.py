@@ -107,7 +107,7 @@ def fit(
     joined, loss = count // chosen.batch, LossRule.of(chosen)
     samples = own_set(splits, columns_of("columns", columns), count, joined=joined, loss=loss)
     samples = replace(samples, dtype=dtype_of(network, samples.dtype))
-    inputs = samples.shape.inputs
+    inputs = samples.shape.form
     network.reads(inputs)
     if isinstance(network, Pretrained):
         seen = samples.train if isinstance(samples.train, Split) else samples.example

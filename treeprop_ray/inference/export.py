@@ -171,7 +171,7 @@ def export(settings: ExportSettings) -> Path:
     }  # fmt: skip
     held = len(samples.test) > 1
     x = samples.read("test", slice(0, 2)).x if held else torch.cat([samples.example.x] * 2)
-    inputs, example = samples.shape.inputs, samples.inputs(x)
+    inputs, example = samples.shape.form, samples.inputs(x)
     given = inputs.unpack(example) if inputs else example
     if trained is not None:
         calibration = stored(settings.run, point.meta["step"])

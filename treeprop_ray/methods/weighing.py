@@ -51,8 +51,8 @@ class Anatomy:
 
 def given_to(stem: nn.Module, shape: Shape) -> Any:
     """Some samples without numbers that the stem takes: floats, or tokens, or several tensors."""
-    if shape.inputs:
-        return shape.inputs.empty(SAMPLES, "meta")
+    if shape.form:
+        return shape.form.empty(SAMPLES, "meta")
     floats = torch.empty((SAMPLES, *shape.input_shape), device="meta")
     try:
         stem(floats)

@@ -33,9 +33,9 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
             f"model.name={name}: a network given to fit; only the program that made it can build it"
         )
     if not dotted(name):
-        if shape.inputs:
+        if shape.form:
             raise UserError(
-                f"model.name={name}: takes one tensor, samples have {shape.inputs}; your own "
+                f"model.name={name}: takes one tensor, samples have {shape.form}; your own "
                 "network (package.module:factory) takes several"
             )
         make = MODELS[name]
@@ -43,7 +43,7 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
         return grouped(settings, recipe)
     recipe = own(settings, shape)
     if isinstance(recipe, TreeNetwork):
-        recipe.reads(shape.inputs)
+        recipe.reads(shape.form)
         return for_inputs(of_network(settings, recipe), shape)
     try:
         if isinstance(recipe, Blueprint):
@@ -62,9 +62,9 @@ def blueprint(settings: Settings, shape: Shape) -> Blueprint:
 
 def for_inputs(recipe: Blueprint, shape: Shape) -> Blueprint:
     """The same network, whose stem unpacks samples of several tensors."""
-    if shape.inputs is None:
+    if shape.form is None:
         return recipe
-    return replace(recipe, stem=partial(unpacking, recipe.stem, shape.inputs))
+    return replace(recipe, stem=partial(unpacking, recipe.stem, shape.form))
 
 
 def own(settings: Settings, shape: Shape | int, key: str = "network") -> Any:
