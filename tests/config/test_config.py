@@ -109,6 +109,17 @@ def test_every_shipped_experiment_loads(path: Path) -> None:
     assert settings.experiment == path.stem
 
 
+def test_the_longer_text_run_is_the_small_one_but_for_its_size() -> None:
+    small, longer = (
+        {k: v for k, _, v in config.walk(config.load([f"experiment=wikitext2_{name}"]))}
+        for name in ("small", "bpe")
+    )
+    assert {k for k, v in longer.items() if v != small[k]} == {
+        "experiment", "model.blocks", "model.hidden", "model.heads", "model.init_std",
+        "data.tokenizer", "data.limit", "lr", "epochs", "checkpoint_every",
+    }  # fmt: skip
+
+
 BASES = ["mnist_d3", "cifar10_vit", "text_small", "smnist_gru", "cifar10_cff"]
 
 
