@@ -24,10 +24,10 @@ LAYERS = [
     {"schedule", "models", "data"},
     {"core"},
     {"config"},
-    {"errors"},
+    {"errors", "signals"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
-FRONT = {"cli", "errors"}  # what commands may import beside the rooms
+FRONT = {"cli", "errors", "signals"}  # what commands may import beside the rooms
 # Packages that are imported where they are needed: optional, or slow and for one purpose only.
 LAZY = {
     "datasets", "mlflow", "optuna", "pyarrow.parquet", "pydoc_data", "ray.air.integrations",
@@ -43,12 +43,12 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def room_of(module: str) -> str:
-    """The folder of a module of the package; the root holds the commands, cli and errors."""
+    """The folder of a module of the package; the root holds the commands, cli, errors, signals."""
     parts = module.split(".")
     if len(parts) == 1:
         return COMMANDS
     if len(parts) == 2 and not (PACKAGE / parts[1]).is_dir():
-        return "errors" if parts[1] == "errors" else COMMANDS
+        return parts[1] if parts[1] in LAYERS[-1] else COMMANDS
     return parts[1]
 
 
@@ -74,7 +74,7 @@ def allowed(source: str, target: str) -> bool:
     if here == there == COMMANDS:
         return target in (PACKAGE.name, *(f"{PACKAGE.name}.{name}" for name in FRONT))
     if source == "treeprop_ray.cli":
-        return there in ("config", "errors")
+        return there in ("config", "errors", "signals")
     return here == there or RANK[here] < RANK[there]
 
 
