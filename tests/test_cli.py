@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +123,85 @@ def test_an_error_in_a_thread_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert cli.main("doc", Nothing, lambda words: Nothing(), run, argv=[]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "warning: a thread failed: ValueError('in a thread')"
+
+
+STRIKES = """
+import atexit, os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["AT"]:
+            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+sys.meta_path.insert(0, Finder())
+if os.environ["AT"] == "exit":
+    atexit.register(os.kill, os.getpid(), int(os.environ["SIGNAL"]))
+"""  # in every Python that finds it: a signal arrives when a module is asked for
+
+
+def struck(tmp_path: Path, at: str, number: int, *words: str) -> tuple[int, str, str]:
+    """How a command ends to which a signal comes at some moment."""
+    (tmp_path / "sitecustomize.py").write_text(STRIKES)
+    path = os.pathsep.join([str(tmp_path), str(Path(cli.__file__).parents[1])])
+    ended = subprocess.run(
+        [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": path, "AT": at, "SIGNAL": str(number)},
+    )  # fmt: skip
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "at", "number"),
+    [
+        ("treeprop_ray.train", "treeprop_ray.config", signal.SIGINT),
+        ("treeprop_ray train", "treeprop_ray.errors", signal.SIGINT),
+        ("treeprop_ray train", "treeprop_ray.train", signal.SIGTERM),
+        ("treeprop_ray.train", "omegaconf", signal.SIGTERM),
+        ("treeprop_ray.train", "torch", signal.SIGINT),
+        ("treeprop_ray.train", "torch.nn.modules", signal.SIGTERM),
+        ("treeprop_ray.train", "ray", signal.SIGINT),
+    ],
+)
+def test_a_signal_while_modules_are_imported_is_one_line(
+    tmp_path: Path, command: str, at: str, number: int
+) -> None:
+    """Where an exception might become any other, or a traceback."""
+    words = [*command.split(), "engine=local", "steps=1", f"out={tmp_path}"]
+    word, code = ("stopped", 1) if number == signal.SIGINT else ("terminated", 143)
+    line = f"{word}; the same command continues from the last checkpoint\n"
+    assert struck(tmp_path, at, number, *words) == (code, "", line)
+
+
+def test_a_signal_when_all_is_done_changes_nothing(tmp_path: Path) -> None:
+    code, out, err = struck(tmp_path, "exit", signal.SIGINT, "treeprop_ray.train", "--cfg")
+    assert (code, err) == (0, "") and "alpha:" in out
+
+
+def test_what_an_interrupt_has_become_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(settings: Nothing) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(900)
+        except KeyboardInterrupt:
+            raise RecursionError("somebody's own") from None
+
+    before = signal.getsignal(signal.SIGINT)
+    assert cli.main("doc", Nothing, lambda words: Nothing(), run, argv=[]) == 1
+    assert signal.getsignal(signal.SIGINT) is before
+    assert capsys.readouterr().err.startswith("stopped; the same command continues")
+
+
+def test_an_interrupt_in_a_destructor_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    class Busy:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def run(settings: Nothing) -> None:
+        busy = Busy()
+        del busy
+        time.sleep(900)
+
+    assert cli.main("doc", Nothing, lambda words: Nothing(), run, argv=[]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("stopped; the same command continues")
 
 
 def test_sigterm_before_the_first_step_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,6 +90,22 @@ def test_links_of_the_readme_lead_somewhere() -> None:
         assert links and [link for link in links if not (ROOT / link).exists()] == []
 
 
+def test_the_tests_that_reliability_names_exist() -> None:
+    """A name with … is the beginning of one; a file beside it has it."""
+    text = " ".join(TEXTS["docs/reliability.md"].split())
+    files = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    sources = "".join(files.values())
+    named = re.findall(r"`(?:(tests/[\w/]+\.py): )?(test_\w+)(…?)[`,]", text)
+    assert len(named) > 40
+    for file, name, is_part in named:
+        where = files[ROOT / file] if file else sources
+        assert f"def {name}{'' if is_part else '('}" in where, name
+    for file in set(re.findall(r"tests/[\w/]+\.py", text)):
+        assert (ROOT / file).is_file(), file
+    loose = set(re.findall(r"test_\w+", text)) - {name for _, name, _ in named}
+    assert all(any(path.stem == name for path in files) for name in loose), loose
+
+
 def test_the_tests_that_own_names_exist() -> None:
     text = TEXTS["docs/own.md"]
     files = {path.name: path for path in (ROOT / "tests").rglob("test_*.py")}

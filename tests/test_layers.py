@@ -47,13 +47,11 @@ def modules() -> list[tuple[str, ast.Module]]:
 
 
 def room_of(module: str) -> str:
-    """The folder of a module of the package; the root holds the commands and errors."""
+    """The folder of a module of the package; the root holds the commands."""
     parts = module.split(".")
     if len(parts) == 1:
         return COMMANDS
-    if len(parts) == 2 and not (PACKAGE / parts[1]).is_dir():
-        return "errors" if parts[1] == "errors" else COMMANDS
-    return parts[1]
+    return parts[1] if (PACKAGE / parts[1]).is_dir() else COMMANDS
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:

@@ -31,7 +31,7 @@ def test_every_command_of_the_package_is_listed() -> None:
 
 def test_the_root_holds_the_commands_and_little_else() -> None:
     modules = {p.stem for p in (ROOT / "treeprop_ray").glob("*.py")}
-    assert modules - set(COMMANDS) == {"__init__", "__main__", "errors"}
+    assert modules - set(COMMANDS) == {"__init__", "__main__"}
 
 
 def test_a_command_is_a_screen_or_two_and_leaves_the_work_to_the_rooms() -> None:

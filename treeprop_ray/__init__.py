@@ -7,6 +7,10 @@ import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
+from treeprop_ray.errors import signals as _signals
+
+_signals.early()
+
 if _TYPE_CHECKING:
     from treeprop_ray.core.network import Blueprint
     from treeprop_ray.data.sets import DataSet, Split

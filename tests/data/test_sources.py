@@ -15,9 +15,10 @@ import torch
 from conftest import tiny_network
 from own_data import WORDS, MapStyle, Noisy, Plain, Stateful, X, Y, rows
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 
 from treeprop_ray import Callback, fit
+from treeprop_ray.core.rule import LossRule
 from treeprop_ray.data import Batches
 from treeprop_ray.data.own import own_set
 from treeprop_ray.data.reading import Ahead, drawing
@@ -293,6 +294,47 @@ def test_a_mistake_is_one_line(data: Any, words: dict[str, Any], line: str) -> N
     with pytest.raises(UserError) as caught:
         trained(*data, **words)
     assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def spoilt(what: str) -> list[tuple[Tensor, Tensor]]:
+    """Samples of which the fourteenth is wrong."""
+    x, y = X.clone(), Y.clone()
+    if what == "label":
+        y[13] = 7
+    else:
+        x[13, 2] = float(what)
+    return list(zip(x, y, strict=True))
+
+
+class Spoilt(IterableDataset[Any]):
+    def __init__(self, what: str) -> None:
+        self.samples = spoilt(what)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
+@pytest.mark.parametrize("loader", [False, True])
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("nan", "train: an input of sample 13 is nan (batch of step 1)"),
+        ("-inf", "train: an input of sample 13 is -inf (batch of step 1)"),
+        ("label", "train: label 7 is outside the classes 0 … 2 (sample 13) (batch of step 1)"),
+    ],
+)
+def test_a_wrong_sample_of_a_stream_is_named_by_its_number(
+    what: str, line: str, loader: bool
+) -> None:
+    given: Any = DataLoader(Spoilt(what), batch_size=8) if loader else Spoilt(what)
+    batches = Batches(own_set({"train": given}, None, 8, classes=3), 8, 1)
+    batches(0)
+    with pytest.raises(UserError) as caught:
+        batches(1)
+    assert str(caught.value) == line
+    fine = Batches(own_set({"train": given}, None, 8, loss=LossRule(ignore_index=7)), 8, 1)
+    if what == "label":
+        fine(1)
 
 
 def test_labels_outside_the_features_classes_are_refused() -> None:

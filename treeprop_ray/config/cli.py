@@ -23,6 +23,7 @@ from treeprop_ray.errors import (
     UserError,
     one_line,
     place_of,
+    signals,
     warn,
 )
 
@@ -47,19 +48,36 @@ def main(
     `record` is the word that --record stands for, in commands that write tables.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    code = _guarded(doc, schema, load, run, show, words, flags or {}, record)
+    signals.late(code)
+    return code
+
+
+def _guarded(
+    doc: str,
+    schema: type,
+    load: Callable[[Sequence[str]], Any],
+    run: Callable[[Any], int | None],
+    show: Callable[[Any], str] | None,
+    words: Sequence[str],
+    flags: Mapping[str, Callable[[Any], int | None]],
+    record: str,
+) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    interrupts: list[int] = []
     try:
         words = recorded(words, record) if record else words
-        with _signals(debug):
-            return _run(doc, schema, load, run, show, words, flags or {}, bool(record))
+        with _signals(debug, interrupts):
+            return _run(doc, schema, load, run, show, words, flags, bool(record))
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except (Exception, KeyboardInterrupt, Terminated) as e:
         if debug:
             traceback.print_exc()
-        line, code = told(e)
+        known = isinstance(e, UserError | TrainingError | Terminated | KeyboardInterrupt)
+        line, code = told(KeyboardInterrupt() if interrupts and not known else e)
         with contextlib.suppress(OSError):  # a standard error that is full or closed
             print(line, file=sys.stderr, flush=True)
         return code
@@ -126,9 +144,11 @@ def _run(
 
 
 @contextlib.contextmanager
-def _signals(debug: bool) -> Iterator[None]:
-    """SIGTERM ends the command in order; an error in a thread is one line."""
+def _signals(debug: bool, interrupts: list[int]) -> Iterator[None]:
+    """SIGTERM ends the command in order; an error in a thread is one line. What Ctrl-C becomes is
+    not always a KeyboardInterrupt, so that it came is remembered."""
     hook, main = threading.excepthook, threading.current_thread() is threading.main_thread()
+    drop = sys.unraisablehook
 
     def said(args: threading.ExceptHookArgs) -> None:
         if debug:
@@ -137,17 +157,34 @@ def _signals(debug: bool) -> Iterator[None]:
             warn(f"a thread failed: {args.exc_value!r}")
 
     def terminate(number: int, frame: FrameType | None) -> None:
+        signals.end_in_import(number, frame)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the way out is not interrupted again
         raise Terminated
 
-    threading.excepthook = said
-    before = signal.signal(signal.SIGTERM, terminate) if main else None
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signals.end_in_import(number, frame)
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    def dropped(args: Any) -> None:
+        """Python drops what arises in a destructor; a signal is sent again after it."""
+        if not isinstance(args.exc_value, KeyboardInterrupt | Terminated):
+            return drop(args)
+        is_term = isinstance(args.exc_value, Terminated)
+        number, now = (signal.SIGTERM, signal.SIG_IGN) if is_term else (signal.SIGINT, interrupt)
+        if main and signal.getsignal(number) is now:
+            signal.signal(number, ours[number])
+            threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+
+    threading.excepthook, sys.unraisablehook = said, dropped
+    ours = {signal.SIGTERM: terminate, signal.SIGINT: interrupt} if main else {}
+    before = {number: signal.signal(number, handler) for number, handler in ours.items()}
     try:
         yield
     finally:
-        threading.excepthook = hook
-        if main:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        threading.excepthook, sys.unraisablehook = hook, drop
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def without_words(schema: type) -> Any:

@@ -81,8 +81,9 @@ class Machines:
         resumable=True,
     )
     wave_timeout: float = opt(
-        600.0, "seconds before late actors end the run (ray)", above=0, resumable=True
-    )
+        600.0, "seconds after which a late actor is taken for lost and made anew (ray)", above=0,
+        resumable=True,
+    )  # fmt: skip
     timeline_steps: int = opt(
         3, "last steps drawn in timeline.json and waves.png; 0 = none", low=0, resumable=True
     )

@@ -75,6 +75,8 @@ def own_set(
             highest(s.y, loss.ignore_index) + 1 for s in (validation, test) if isinstance(s, Split)
         ]
         classes = max(classes, *held, 0)  # not every token is in the training split
+    if isinstance(train, Stream):  # its labels are looked at as they come
+        train.classes, train.rule = classes, loss
     for name, split in zip(SPLITS, (train, validation, test), strict=True):
         if isinstance(split, Split):
             check_labels(targets(split.y), classes, name, loss, whole=True)

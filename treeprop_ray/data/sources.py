@@ -122,10 +122,15 @@ def targets(y: Tensor) -> Tensor:
 
 
 def check_labels(
-    y: Tensor, classes: int, what: str, rule: LossRule = PLAIN, whole: bool = False
+    y: Tensor,
+    classes: int,
+    what: str,
+    rule: LossRule = PLAIN,
+    whole: bool = False,
+    numbers: Sequence[int] | None = None,
 ) -> None:
     """Raise UserError where labels are not what the loss takes: outside the known classes, or for
-    bce outside 0 … 1; a `whole` split has rows."""
+    bce outside 0 … 1; a `whole` split has rows, others may have numbers of their samples."""
     highest: float
     if rule.name == "bce":
         known, highest = "0 … 1", 1
@@ -136,7 +141,8 @@ def check_labels(
         return
     wrong = ((y < 0) | (y > highest)) & (y != rule.ignore_index)
     if wrong.any():
-        row = f" (row {int(wrong.nonzero()[0][0])})" if whole else ""
+        at = int(wrong.nonzero()[0][0])
+        row = f" (row {at})" if whole else f" (sample {numbers[at]})" if numbers else ""
         raise UserError(f"{what}: label {y[wrong][0].item():g} is outside {known}{row}")
 
 

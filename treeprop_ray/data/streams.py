@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from treeprop_ray.core.rng import derive
+from treeprop_ray.core.rule import LossRule
 from treeprop_ray.data.reading import DEPTH, drawing
 from treeprop_ray.data.several import Several
 from treeprop_ray.data.sources import (
@@ -29,8 +30,11 @@ from treeprop_ray.data.sources import (
     Split,
     as_tensor,
     batch_of_several,
+    check_inputs,
+    check_labels,
     collated,
     pair_of,
+    targets,
 )
 from treeprop_ray.errors import UserError, first_line
 
@@ -64,6 +68,8 @@ class Stream:
         )
         self.pristine = copy.deepcopy(source.state_dict()) if self.has_state else None
         self.example: Split | None = None
+        self.classes, self.rule = 0, cast(LossRule | None, None)  # what labels must be, once known
+        self.given = 0  # samples of the pass that is read, since it was opened
         with drawing(0), closing(self._parts()) as parts:
             first = next(parts, None)
         if first is None or not len(first):
@@ -108,7 +114,7 @@ class Stream:
 
     def _parts(self) -> Generator[Split, None, None]:
         """Batches as they come; the last of a pass may be smaller."""
-        size = self.size or AT_ONCE
+        size, self.given = self.size or AT_ONCE, 0
         if self.runs_tasks:
             self.source.context.execution_options.preserve_order = True
             self.source.context.enable_progress_bars = False
@@ -141,7 +147,7 @@ class Stream:
         return self._checked(part)
 
     def _checked(self, part: Split) -> Split:
-        """The same structure as the first sample of all."""
+        """The same structure as the first sample of all; what is wrong is told with its number."""
         if self.example is None:
             return part
         if self.example.form != part.form:
@@ -149,6 +155,8 @@ class Stream:
                 raise UserError(f"{self.what}: batches differ: one tensor, at first several")
             what = f"{self.what}: batches differ"
             part.form.check_same(self.example.form, what, "at first")
+        numbers = range(self.given, self.given + len(part))
+        self.given += len(part)
         for name in ("x", "y"):
             old, new = getattr(self.example, name), getattr(part, name)
             if (old.shape[1:], old.dtype) != (new.shape[1:], new.dtype):
@@ -157,6 +165,9 @@ class Stream:
                     f"{tuple(new.shape[1:])} {new.dtype}, at first {tuple(old.shape[1:])} "
                     f"{old.dtype}"
                 )
+        check_inputs(part, self.what, numbers)
+        if self.rule:
+            check_labels(targets(part.y), self.classes, self.what, self.rule, numbers=numbers)
         return part
 
     def state(self) -> Any:
@@ -259,8 +270,10 @@ class Reader:
                     batch = next(self.passing, None)
                 if batch is None:
                     raise UserError(f"{stream.what}: a pass has no whole batch of {stream.batch}")
-            except UserError:
-                raise
+            except UserError as e:
+                taken_up = self.start.state is not None and at.epoch == self.start.epoch
+                since = ", counted from where the stream was taken up" * taken_up
+                raise UserError(f"{e} (batch of step {at.next}{since})") from e
             except Exception as e:  # the user's own code may raise anything
                 reason = f"{type(e).__name__}: {first_line(e)}"
                 raise UserError(f"{stream.what}: batch of step {at.next}: {reason}") from e

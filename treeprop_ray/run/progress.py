@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from treeprop_ray.errors import Terminated
+from treeprop_ray.errors import Terminated, signals
 from treeprop_ray.methods.outline import Outline
 from treeprop_ray.run.callbacks import Scores
 
@@ -115,8 +115,10 @@ class Bar:
             signal.signal(number, handler or signal.SIG_DFL)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._interrupted = True
-        raise KeyboardInterrupt
+        if self._interrupted or not signals.importing(frame):
+            self._interrupted = True
+            raise KeyboardInterrupt
+        self._interrupted = True  # in the middle of an import it may become any error
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         if self.terminated:
