@@ -30,7 +30,7 @@ from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.inference import adaptive, calibration, outcome
 from treeprop_ray.inference.calibration import calibrate, paths_of
 from treeprop_ray.inference.early_exit import Calibration, EarlyExit, Readout, read
-from treeprop_ray.inference.readout import readouts
+from treeprop_ray.inference.readout import readouts, through
 from treeprop_ray.models import blueprint
 from treeprop_ray.run.reading import open_run
 
@@ -317,6 +317,34 @@ def test_calibration_finds_temperatures_exits_and_thresholds() -> None:
     assert [p.blocks for p in found.policies] == sorted(p.blocks for p in found.policies)
     most = found.policies[-1].blocks  # a budget beyond it would repeat the row
     assert [b >= most for b in adaptive.default_budgets(found)].count(True) == 1
+
+
+def test_an_exit_joins_what_all_paths_know_and_beats_the_best_of_them() -> None:
+    """Made-up paths: one sees labels through noise, another the noise alone, with its classes in
+    another order, all others guess: a joint map takes the noise away. Budgets reach the blocks of
+    the full chain, no further."""
+    tree = Tree(8)
+
+    def views(seed: int, n: int) -> outcome.Views:
+        generator = torch.Generator().manual_seed(seed)
+        y = torch.randint(0, 4, (n,), generator=generator)
+        noise = torch.randn(len(paths_of(tree)), n, 4, generator=generator, dtype=torch.double)
+        said = dict(zip(paths_of(tree), noise, strict=True))
+        said["0-2-4-6-7-8"] = said["spine-1"].roll(1, 1)
+        said["spine-1"] = said["spine-1"] + torch.nn.functional.one_hot(y, 4)
+        return outcome.Views(paths_of(tree), torch.stack(list(said.values())), y)
+
+    held, training, test = views(1, 1000), views(2, 1500), views(3, 2000)
+    reading = readouts(held, training)
+    found = calibrate(held, tree, 7, reading, training)
+    assert {"spine-1", "0-2-4-6-7-8"} <= {e.name for e in found.exits}
+    assert found.exits[-1].joint.matrix and found.exits[-1].blocks <= 7
+    fixed = adaptive.fixed_paths(through(test, reading), tree)
+    blocks = [e.blocks for e in found.exits]
+    policy = found.policy(7)
+    reached = outcome.outcome(*test.answers(found.exits), blocks, policy.thresholds)
+    assert policy.blocks <= 7
+    assert reached.accuracy > adaptive.at_equal_blocks(fixed, reached.blocks) + 0.1
 
 
 def made_up(seed: int, n: int, turned: bool = True) -> outcome.Views:
