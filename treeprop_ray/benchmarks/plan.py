@@ -158,8 +158,8 @@ and DP are priced without Ray.""",
         "",
         f"""TreeProp: beta = 0, packed layout, objective=node. GPipe: stages of equal length, one
 forward one backward; zero bubble: a formula on paper, faster than torch's own was here
-(bench_plan_check.md). DP: data-parallel backpropagation, ring all-reduce, half of it hidden; at most
-one replica per sequence. x R: R copies of the tree (`replicas=R`) or of the pipeline, each with its
+(bench_plan_check.md). DP: data-parallel backpropagation, ring all-reduce, half of it hidden; at
+most one replica per sequence. x R: R copies of the tree (`replicas=R`) or of the pipeline, each with its
 share of the batch, none of the exchange of gradients hidden; the fastest R of those that fit.
 `used`: GPUs that TreeProp (at most one per line, N / 2), GPipe (at most N) and DP can use. m:
 micro-batches (of a copy), the best of those tried. A star: the driver is the limit. `GB per GPU`:
