@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import importlib.util
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,31 @@ def test_a_server_answers_with_fewer_blocks_when_many_wait(command: Command, run
     answers = asyncio.run(one_then_many())
     assert len(answers) == 41 and all(0 <= a["label"] < 10 for a in answers)
     assert budgets[0] == 3 and budgets[1] == 1  # alone, and with forty in the queue
+
+
+def test_a_served_network_answers_over_http_and_grows_shallow_under_load(
+    command: Command, run: Path
+) -> None:
+    """Ray Serve on the loopback: one client is answered with the deep budget, forty at once with
+    less; the table of the load says so."""
+    serve = pytest.importorskip("ray.serve")
+    assert command("evaluate", f"run={run}", "mode=adaptive").code == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    app = load_example("serve_depth").app({"run": str(run), "deep": "3", "crowd": "4"})
+    module = load_example("serve_load")
+    module.EACH = 40
+    with warm_ray():
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            serve.run(app)
+            words = {"run": str(run), "to": f"http://127.0.0.1:{port}", "atonce": "1,40"}
+            alone, crowd = module.main(words)
+        finally:
+            serve.shutdown()
+    assert alone["budget (least)"] == 3 > crowd["budget (least)"]
+    assert crowd["budget (mean)"] < 3 and crowd["clients"] == 40
 
 
 def load_example(name: str) -> Any:
