@@ -1,10 +1,9 @@
 """Serve a trained tree with Ray Serve: when many requests wait, answers come from fewer blocks.
 
-    python -m treeprop_ray.train experiment=cifar10_vit_small objective=node_all_ce name=served
-    python -m treeprop_ray.evaluate run=results/runs/served mode=adaptive    # calibrates the exits
-    pip install 'ray[serve]'
-    cd examples && serve run serve_depth:app run=../results/runs/served
-
+    treeprop train experiment=cifar10_vit_small objective=node_all_ce name=served
+    treeprop evaluate run=results/runs/served mode=adaptive    # calibrates the exits
+    cd examples && serve run serve_depth:app run=../results/runs/served    # of ray[serve]
+    python serve_load.py run=../results/runs/served            # beside it: depth over load
 A request is a POST of {"image": …}, the numbers that the network takes (export's input_shape).
 """
 
@@ -19,7 +18,7 @@ from treeprop_ray.inference.adaptive import early_exit
 
 
 class DepthServer:
-    def __init__(self, run: str, deep: float = 3, shallow: float = 1, crowd: int = 64) -> None:
+    def __init__(self, run: str, deep: float = 3, shallow: float = 1, crowd: float = 64) -> None:
         self.network: Any = early_exit(run)
         self.deep, self.shallow, self.crowd = deep, shallow, crowd  # crowd: waiting requests
         self.queue: asyncio.Queue[tuple[torch.Tensor, asyncio.Future[Any]]] = asyncio.Queue()
@@ -39,9 +38,9 @@ class DepthServer:
             x = torch.stack([image for image, _ in batch])
             said = await asyncio.to_thread(self.network, x, blocks)
             for k, (_, answer) in enumerate(batch):
-                told = (said.labels, said.confidence, said.blocks)
-                label, sure, ran = (t[k].item() for t in told)
-                answer.set_result({"label": label, "confidence": sure, "blocks": ran})
+                label, sure, ran = (t[k].item() for t in (said.labels, said.confidence, said.blocks))
+                told = {"label": label, "confidence": sure, "blocks": ran, "budget": blocks}
+                answer.set_result(told)
 
     async def answer(self, image: torch.Tensor) -> Any:
         self.worker = self.worker or asyncio.create_task(self.work())
@@ -56,4 +55,5 @@ class DepthServer:
 def app(words: dict[str, str]) -> Any:
     from ray import serve
 
-    return serve.deployment(DepthServer, max_ongoing_requests=1000).bind(words["run"])
+    numbers = {key: float(words[key]) for key in ("deep", "shallow", "crowd") if key in words}
+    return serve.deployment(DepthServer, max_ongoing_requests=1000).bind(words["run"], **numbers)

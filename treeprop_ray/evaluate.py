@@ -5,13 +5,13 @@
     python -m treeprop_ray.evaluate run=results/runs/<name> mode=adaptive blocks=[1,2,3]
 
 mode=adaptive asks short paths first and lets a sample stop where it is sure; the answers of all
-paths that it has run are averaged. The logits of every path are read by an affine map, fitted to
-training samples; which paths, their temperatures and the thresholds are chosen by the validation
-split. All that is kept in the run folder as adaptive.json (for export path=adaptive and for
-servers); printed are accuracy and blocks on `split` for each budget of `blocks=`, beside the best
-single path of as many blocks. threshold= asks for one threshold at all exits instead. Draws
-figures/adaptive.png in the run folder; with out=results/local the table and the figure are written
-there too, as adaptive.*, and with --record to results/, where the project keeps its own.
+paths that it has run are joined. Their logits are read by affine maps, fitted to training samples;
+which paths, how they are joined and the thresholds are chosen by the validation split. All that is
+kept in the run folder as adaptive.json (for export path=adaptive and for servers); printed are
+accuracy and blocks on `split` for each budget of `blocks=`, beside the best single path of as many
+blocks. threshold= asks for one threshold at all exits instead. Draws figures/adaptive.png in the
+run folder; with out=results/local the table and the figure are written there too, as adaptive.*,
+and with --record to results/, where the project keeps its own.
 """
 
 from __future__ import annotations

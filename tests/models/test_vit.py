@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import importlib.util
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from treeprop_ray.hosts.base import StepReport
 from treeprop_ray.inference import adaptive, calibration, outcome
 from treeprop_ray.inference.calibration import calibrate, paths_of
 from treeprop_ray.inference.early_exit import Calibration, EarlyExit, Readout, read
-from treeprop_ray.inference.readout import readouts
+from treeprop_ray.inference.readout import readouts, through
 from treeprop_ray.models import blueprint
 from treeprop_ray.run.reading import open_run
 
@@ -263,6 +264,31 @@ def test_a_server_answers_with_fewer_blocks_when_many_wait(command: Command, run
     assert budgets[0] == 3 and budgets[1] == 1  # alone, and with forty in the queue
 
 
+def test_a_served_network_answers_over_http_and_grows_shallow_under_load(
+    command: Command, run: Path
+) -> None:
+    """Ray Serve on the loopback: one client is answered with the deep budget, forty at once with
+    less; the table of the load says so."""
+    serve = pytest.importorskip("ray.serve")
+    assert command("evaluate", f"run={run}", "mode=adaptive").code == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    app = load_example("serve_depth").app({"run": str(run), "deep": "3", "crowd": "4"})
+    module = load_example("serve_load")
+    module.EACH = 40
+    with warm_ray():
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            serve.run(app)
+            words = {"run": str(run), "to": f"http://127.0.0.1:{port}", "atonce": "1,40"}
+            alone, crowd = module.main(words)
+        finally:
+            serve.shutdown()
+    assert alone["budget (least)"] == 3 > crowd["budget (least)"]
+    assert crowd["budget (mean)"] < 3 and crowd["clients"] == 40
+
+
 def load_example(name: str) -> Any:
     path = Path(__file__).parents[2] / "examples" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -317,6 +343,34 @@ def test_calibration_finds_temperatures_exits_and_thresholds() -> None:
     assert [p.blocks for p in found.policies] == sorted(p.blocks for p in found.policies)
     most = found.policies[-1].blocks  # a budget beyond it would repeat the row
     assert [b >= most for b in adaptive.default_budgets(found)].count(True) == 1
+
+
+def test_an_exit_joins_what_all_paths_know_and_beats_the_best_of_them() -> None:
+    """Made-up paths: one sees labels through noise, another the noise alone, with its classes in
+    another order, all others guess: a joint map takes the noise away. Budgets reach the blocks of
+    the full chain, no further."""
+    tree = Tree(8)
+
+    def views(seed: int, n: int) -> outcome.Views:
+        generator = torch.Generator().manual_seed(seed)
+        y = torch.randint(0, 4, (n,), generator=generator)
+        noise = torch.randn(len(paths_of(tree)), n, 4, generator=generator, dtype=torch.double)
+        said = dict(zip(paths_of(tree), noise, strict=True))
+        said["0-2-4-6-7-8"] = said["spine-1"].roll(1, 1)
+        said["spine-1"] = said["spine-1"] + torch.nn.functional.one_hot(y, 4)
+        return outcome.Views(paths_of(tree), torch.stack(list(said.values())), y)
+
+    held, training, test = views(1, 1000), views(2, 1500), views(3, 2000)
+    reading = readouts(held, training)
+    found = calibrate(held, tree, 7, reading, training)
+    assert {"spine-1", "0-2-4-6-7-8"} <= {e.name for e in found.exits}
+    assert found.exits[-1].joint.matrix and found.exits[-1].blocks <= 7
+    fixed = adaptive.fixed_paths(through(test, reading), tree)
+    blocks = [e.blocks for e in found.exits]
+    policy = found.policy(7)
+    reached = outcome.outcome(*test.answers(found.exits), blocks, policy.thresholds)
+    assert policy.blocks <= 7
+    assert reached.accuracy > adaptive.at_equal_blocks(fixed, reached.blocks) + 0.1
 
 
 def made_up(seed: int, n: int, turned: bool = True) -> outcome.Views:

@@ -28,7 +28,15 @@ from treeprop_ray.reporting.tables import markdown, write_table
 from treeprop_ray.schedule import planner
 from treeprop_ray.schedule.ops import Call
 from treeprop_ray.schedule.placement import pack
-from treeprop_ray.schedule.planner import COPIES, ONE_F_ONE_B, PIECES, TREE, Candidate, Fleet
+from treeprop_ray.schedule.planner import (
+    COPIES,
+    ONE_F_ONE_B,
+    PIECES,
+    TREE,
+    ZERO_BUBBLE,
+    Candidate,
+    Fleet,
+)
 from treeprop_ray.schedule.pricing import (
     ETHERNET,
     FREE,
@@ -89,11 +97,13 @@ def row_of(name: str, work: Workload, fleet: Fleet) -> dict[str, Any]:
     streamed = planner.best([planner.tree(work, quick, 1, m) for m in PIECES[TREE]])
     copies = best_copies(planner.tree, work, quick, PIECES[TREE])
     chain = planner.best([planner.pipeline(work, fleet, 1, m) for m in PIECES[ONE_F_ONE_B]])
+    zero_bubble = partial(planner.pipeline, way=ZERO_BUBBLE)
     columns = {
         "TreeProp": tree,
         "trees": best_copies(planner.tree, work, fleet, PIECES[TREE]),
         "GPipe": chain,
         "pipelines": best_copies(planner.pipeline, work, fleet, PIECES[ONE_F_ONE_B]),
+        "zero bubble": best_copies(zero_bubble, work, fleet, PIECES[ZERO_BUBBLE]),
         "DP": planner.data_parallel(work, fleet),
     }
     fitting = {n: c.seconds for n, c in columns.items() if c.memory <= MEMORY}
@@ -109,6 +119,7 @@ def row_of(name: str, work: Workload, fleet: Fleet) -> dict[str, Any]:
         "trees x R, stream (ms)": with_copies(copies),
         "GPipe (ms)": shown(chain),
         "GPipe x R (ms)": with_copies(columns["pipelines"]),
+        "zero bubble x R (ms)": with_copies(columns["zero bubble"]),
         "DP (ms)": round(1000 * columns["DP"].seconds),
         "GB per GPU": " / ".join(f"{c.memory / 1e9:.0f}" for c in columns.values()),
         "GB per wave": tree.step.wave / 1e9,
@@ -151,8 +162,9 @@ is transport=store; `stream`: {1000 * stream:g} ms from call to call and no driv
 priced without Ray. `GB per GPU` and `fastest that fits` are those of store's columns.""",
         "",
         f"""TreeProp: beta = 0, packed layout, objective=node. GPipe: stages of equal length, one
-forward one backward. DP: data-parallel backpropagation, ring all-reduce, half of it hidden; at most
-one replica per sequence. x R: R copies of the tree (`replicas=R`) or of the pipeline, each with its
+forward one backward; zero bubble: a formula on paper, faster than torch's own was here
+(bench_plan_check.md). DP: data-parallel backpropagation, ring all-reduce, half of it hidden; at
+most one replica per sequence. x R: R copies of the tree (`replicas=R`) or of the pipeline, each with its
 share of the batch, none of the exchange of gradients hidden; the fastest R of those that fit.
 `used`: GPUs that TreeProp (at most one per line, N / 2), GPipe (at most N) and DP can use. m:
 micro-batches (of a copy), the best of those tried. A star: the driver is the limit. `GB per GPU`:

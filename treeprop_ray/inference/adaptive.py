@@ -114,8 +114,9 @@ def evaluate(
     tree, paths, ignored = trained.tree, paths_of(trained.tree), settings.loss.ignore_index
     held = look(trained, paths, samples.batches("validation"), ignored)
     seen = list(training_batches(samples))
-    reading = readouts(held, look(trained, paths, seen, ignored) if seen else None)
-    calibration = calibrate(held, tree, step, reading)
+    training = look(trained, paths, seen, ignored) if seen else None
+    reading = readouts(held, training)
+    calibration = calibrate(held, tree, step, reading, training)
     views = look(trained, paths, samples.batches(split), ignored)
     fixed, read = fixed_paths(views, tree), fixed_paths(through(views, reading), tree)
     confidence, correct = views.answers(calibration.exits)

@@ -8,9 +8,9 @@ Needs torch alone: `export path=adaptive` puts this file beside the programs of 
     answer.labels, answer.confidence, answer.blocks
 
 An exit is a path through the tree; a beginning that an earlier exit has run is not run again. The
-answer at an exit is a weighted sum of the log-probabilities of all exits so far, each read in its
-own way (an affine map of the logits, a temperature): the earlier answers cost nothing any more, and
-together they know more than the last.
+answer at an exit is an affine map of the logits of all exits so far, or a weighted sum of their
+log-probabilities, each read in its own way: the earlier answers cost nothing any more, and together
+they know more than the last.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class Readout:
     matrix: tuple[tuple[float, ...], ...] = ()  # empty: the logits as they are
     bias: tuple[float, ...] = ()
 
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Readout:
+        """From adaptive.json."""
+        matrix = tuple(map(tuple, stored["matrix"]))
+        return cls(stored["temperature"], matrix, tuple(stored["bias"]))
+
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
         """Matrix and bias."""
@@ -57,6 +63,7 @@ class Exit:
     blocks: int  # run in total when a sample leaves here
     readout: Readout  # of this path's own logits
     weights: tuple[float, ...]  # of the log-probabilities of all exits up to here
+    joint: Readout = Readout(1.0)  # of all their logits side by side; where it has a matrix, for it
 
 
 @dataclass(frozen=True)
@@ -98,12 +105,9 @@ class Calibration:
                     e["name"],
                     tuple(e["parts"]),
                     e["blocks"],
-                    Readout(
-                        e["readout"]["temperature"],
-                        tuple(map(tuple, e["readout"]["matrix"])),
-                        tuple(e["readout"]["bias"]),
-                    ),
+                    Readout.read(e["readout"]),
                     tuple(e["weights"]),
+                    Readout.read(e["joint"]),
                 )
                 for e in stored["exits"]
             ),
@@ -138,11 +142,25 @@ def read(logits: Tensor, readout: Readout) -> Tensor:
     return (x / readout.temperature).log_softmax(-1)
 
 
-def confidence_of(said: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Confidence and label of the weighted sum of some log-probabilities (samples, classes)."""
-    total = sum(w * log_p for w, log_p in zip(weights, said, strict=True))
+def answer_at(exits: Sequence[Exit], logits: Sequence[Tensor]) -> Tensor:
+    """Log-probabilities at the last of some exits, from the logits (samples, classes) of all."""
+    last = exits[-1]
+    if last.joint.matrix:
+        return read(beside(logits), last.joint)
+    said = (w * read(x, e.readout) for e, w, x in zip(exits, last.weights, logits, strict=True))
+    total = sum(said)
     assert isinstance(total, Tensor)
-    p, label = total.softmax(-1).max(-1)
+    return total.log_softmax(-1)
+
+
+def beside(logits: Sequence[Tensor]) -> Tensor:
+    """Logits of some paths side by side."""
+    return torch.cat([centred(x) for x in logits], -1)
+
+
+def confidence_of(said: Tensor) -> tuple[Tensor, Tensor]:
+    """Confidence and label of log-probabilities (samples, classes)."""
+    p, label = said.exp().max(-1)
     return p.clamp(max=BELOW_ONE), label
 
 
@@ -167,25 +185,23 @@ class EarlyExit:
     def at(self, x: Any, thresholds: Sequence[float]) -> Answer:
         """The answers at a threshold for every exit."""
         states: dict[tuple[str, ...], Tensor] = {(): self.parts["stem"](x)}
-        device, count = states[()].device, len(states[()])
-        here = torch.arange(count, device=device)  # the samples that have not left
-        said: list[Tensor] = []
+        device, total = states[()].device, len(states[()])
+        here = torch.arange(total, device=device)  # the samples that have not left
+        exits, said = self.calibration.exits, list[Tensor]()
         answer = Answer(
-            torch.zeros(count, dtype=torch.long, device=device),
-            torch.zeros(count, dtype=torch.double, device=device),
-            torch.zeros(count, dtype=torch.long, device=device),
+            torch.zeros(total, dtype=torch.long, device=device),
+            torch.zeros(total, dtype=torch.double, device=device),
+            torch.zeros(total, dtype=torch.long, device=device),
         )
-        for number, (exit_, threshold) in enumerate(
-            zip(self.calibration.exits, thresholds, strict=True), 1
-        ):
+        for count, (exit_, threshold) in enumerate(zip(exits, thresholds, strict=True), 1):
             for k in range(1, len(exit_.parts) + 1):
                 key = exit_.parts[:k]
                 if key not in states:
                     states[key] = self.parts[key[-1]](states[key[:-1]])
-            said.append(read(self.parts["head"](states[exit_.parts]), exit_.readout))
-            confidence, label = confidence_of(said, exit_.weights)
+            said.append(self.parts["head"](states[exit_.parts]))
+            confidence, label = confidence_of(answer_at(exits[:count], said))
             leaves = confidence >= threshold
-            if number == len(thresholds):
+            if count == len(thresholds):
                 leaves = torch.ones_like(leaves)
             gone = here[leaves]
             answer.labels[gone], answer.confidence[gone] = label[leaves], confidence[leaves]
@@ -193,6 +209,6 @@ class EarlyExit:
             stays = ~leaves
             if not bool(stays.any()):
                 break
-            here, said = here[stays], [log_p[stays] for log_p in said]
+            here, said = here[stays], [logits[stays] for logits in said]
             states = {key: z[stays] for key, z in states.items()}
         return answer

@@ -13,7 +13,7 @@ from treeprop_ray.core.factor import full
 from treeprop_ray.core.network import TreeNetwork
 from treeprop_ray.core.scoring import path_states
 from treeprop_ray.core.tree import Edge, Tree
-from treeprop_ray.inference.early_exit import Exit, confidence_of, read
+from treeprop_ray.inference.early_exit import Exit, answer_at, confidence_of
 from treeprop_ray.inference.paths import network_through
 
 
@@ -28,10 +28,10 @@ class Views:
     def answers(self, exits: Sequence[Exit]) -> tuple[Tensor, Tensor]:
         """Confidence and whether it is right, for every exit and sample."""
         names = list(self.paths)
-        said, confidence, correct = [], [], []
-        for e in exits:
-            said.append(read(self.logits[names.index(e.name)], e.readout))
-            sure, label = confidence_of(said, e.weights)
+        logits = [self.logits[names.index(e.name)] for e in exits]
+        confidence, correct = [], []
+        for k in range(1, len(exits) + 1):
+            sure, label = confidence_of(answer_at(exits[:k], logits[:k]))
             confidence.append(sure)
             correct.append(label == self.y)
         return torch.stack(confidence), torch.stack(correct)

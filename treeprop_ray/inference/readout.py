@@ -8,7 +8,7 @@ samples by heart, the map is of no use there and is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from torch.nn.functional import cross_entropy
 
 from treeprop_ray.data import DataSet
 from treeprop_ray.data.streams import Stream
-from treeprop_ray.inference.early_exit import Readout, centred, read
+from treeprop_ray.inference.early_exit import Readout, beside, read
 from treeprop_ray.inference.outcome import Views
 
 SAMPLES = 5000  # of the training split, at most
-RIDGE = 0.01  # pull of the map towards the identity
+RIDGE = 0.001  # pull of the map towards the identity
 ROUNDS = 50  # of L-BFGS, at most
 COOLEST, HOTTEST = 1e-3, 1e3  # temperatures
 
@@ -39,12 +39,13 @@ def training_batches(data: DataSet) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, y
 
 
-def fit_map(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Matrix and bias of the affine map with the least log-loss on logits (samples, classes)."""
-    x = centred(logits)
-    identity = torch.eye(x.shape[-1], dtype=x.dtype)
+def fit_map(paths: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrix and bias of the affine map with the least log-loss on the logits (samples, classes) of
+    some paths side by side; held near the last of them as it is."""
+    x, classes = beside(paths), paths[-1].shape[-1]
+    identity = torch.eye(classes, x.shape[-1], dtype=x.dtype).roll(x.shape[-1] - classes, 1)
     matrix = identity.clone().requires_grad_(True)
-    bias = torch.zeros(x.shape[-1], dtype=x.dtype, requires_grad=True)
+    bias = torch.zeros(classes, dtype=x.dtype, requires_grad=True)
     optimizer = torch.optim.LBFGS([matrix, bias], max_iter=ROUNDS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
@@ -84,7 +85,7 @@ def readouts(views: Views, training: Views | None = None) -> list[Readout]:
     for i, logits in enumerate(views.logits):
         best = at_best_temperature(Readout(1.0), logits, views.y)
         if training is not None:
-            matrix, bias = fit_map(training.logits[i], training.y)
+            matrix, bias = fit_map([training.logits[i]], training.y)
             mapped = Readout(1.0, as_tuples(matrix), tuple(bias.tolist()))
             best = min(
                 best, at_best_temperature(mapped, logits, views.y), key=lambda offer: offer[1]

@@ -91,10 +91,11 @@ def write(run: str, out: str, split: str, table: Table) -> None:
         f"{e.name} {e.readout.temperature:.3f}{' after a map' if e.readout.matrix else ''}"
         for e in calibration.exits
     )
+    joined = ", ".join(f"{e.name} by {how_joined(e)}" for e in calibration.exits[1:]) or "one exit"
     notes = [
-        f"Exits, their temperatures ({scales}), the weights of the averaged answers and all "
-        f"thresholds were chosen by the {calibration.samples:,} samples of the validation split; "
-        "the maps of the logits were fitted to training samples. "
+        f"Exits, their temperatures ({scales}), how the answers of all exits so far are joined "
+        f"({joined}) and all thresholds were chosen by the {calibration.samples:,} samples of the "
+        "validation split; the maps of the logits were fitted to training samples. "
         f"The accuracies are those of the split {split}. Single paths at as many blocks: the best "
         f"path of the tree, on the split {split} itself, of at most so many blocks, or if that is "
         "more a shorter and a longer one, each for a part of the samples drawn at random. Read as "
@@ -106,3 +107,11 @@ def write(run: str, out: str, split: str, table: Table) -> None:
         "![accuracy over blocks](adaptive.png)",
     ]  # fmt: skip
     write_table(out, "adaptive", TITLE, rows, notes)
+
+
+def how_joined(exit_: Any) -> str:
+    """How an exit makes its answer of what all exits so far have said."""
+    if exit_.joint.matrix:
+        return "a map of all logits"
+    alone = not any(exit_.weights[:-1])
+    return "its own answer" if alone else "a weighted sum"
