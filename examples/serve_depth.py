@@ -38,7 +38,9 @@ class DepthServer:
             x = torch.stack([image for image, _ in batch])
             said = await asyncio.to_thread(self.network, x, blocks)
             for k, (_, answer) in enumerate(batch):
-                label, sure, ran = (t[k].item() for t in (said.labels, said.confidence, said.blocks))
+                label, sure, ran = (
+                    t[k].item() for t in (said.labels, said.confidence, said.blocks)
+                )
                 told = {"label": label, "confidence": sure, "blocks": ran, "budget": blocks}
                 answer.set_result(told)
 

@@ -152,7 +152,7 @@ def struck(tmp_path: Path, at: str, number: int, *words: str) -> tuple[int, str,
     ("command", "at", "number"),
     [
         ("treeprop_ray.train", "treeprop_ray.config", signal.SIGINT),
-        ("treeprop_ray train", "treeprop_ray.errors", signal.SIGINT),
+        ("treeprop_ray train", "treeprop_ray.errors.lines", signal.SIGINT),
         ("treeprop_ray train", "treeprop_ray.train", signal.SIGTERM),
         ("treeprop_ray.train", "omegaconf", signal.SIGTERM),
         ("treeprop_ray.train", "torch", signal.SIGINT),

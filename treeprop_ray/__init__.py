@@ -7,9 +7,7 @@ import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from treeprop_ray.errors import signals as _signals
-
-_signals.early()
+from treeprop_ray import errors as _errors  # noqa: F401  it says what signals do meanwhile
 
 if _TYPE_CHECKING:
     from treeprop_ray.core.network import Blueprint

@@ -164,8 +164,8 @@ priced without Ray. `GB per GPU` and `fastest that fits` are those of store's co
         f"""TreeProp: beta = 0, packed layout, objective=node. GPipe: stages of equal length, one
 forward one backward; zero bubble: a formula on paper, faster than torch's own was here
 (bench_plan_check.md). DP: data-parallel backpropagation, ring all-reduce, half of it hidden; at
-most one replica per sequence. x R: R copies of the tree (`replicas=R`) or of the pipeline, each with its
-share of the batch, none of the exchange of gradients hidden; the fastest R of those that fit.
+most one replica per sequence. x R: R copies of the tree (`replicas=R`) or of the pipeline, each
+with its share of the batch, none of the exchange of gradients hidden; the fastest R that fits.
 `used`: GPUs that TreeProp (at most one per line, N / 2), GPipe (at most N) and DP can use. m:
 micro-batches (of a copy), the best of those tried. A star: the driver is the limit. `GB per GPU`:
 the fullest one, in the order of the columns; more than {MEMORY / 1e9:.0f} does not fit. `GB per

@@ -66,3 +66,6 @@ def late(code: int) -> None:
     if os.getpid() in _commands:
         for number in LINES:
             signal.signal(number, out)
+
+
+early()
