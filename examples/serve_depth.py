@@ -37,12 +37,10 @@ class DepthServer:
                 batch.append(self.queue.get_nowait())
             x = torch.stack([image for image, _ in batch])
             said = await asyncio.to_thread(self.network, x, blocks)
+            told = {"label": said.labels, "confidence": said.confidence, "blocks": said.blocks}
             for k, (_, answer) in enumerate(batch):
-                label, sure, ran = (
-                    t[k].item() for t in (said.labels, said.confidence, said.blocks)
-                )
-                told = {"label": label, "confidence": sure, "blocks": ran, "budget": blocks}
-                answer.set_result(told)
+                own = {key: values[k].item() for key, values in told.items()}
+                answer.set_result({**own, "budget": blocks})
 
     async def answer(self, image: torch.Tensor) -> Any:
         self.worker = self.worker or asyncio.create_task(self.work())

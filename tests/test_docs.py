@@ -173,7 +173,7 @@ SMALL = {
     "plan": [],
 }
 ELSEWHERE = re.compile(
-    r"engine=|/mnt/|own\.module|openai-community|mnist|cifar|wikitext103_d6 nodes|sweep=|wide"
+    r"engine=|/mnt/|own\.module|openai|mnist|cifar|served|wikitext103_d6 nodes|sweep=|wide"
 )
 
 

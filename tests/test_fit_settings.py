@@ -34,9 +34,17 @@ OTHER: dict[str, Any] = {  # another value than the default, where +1 or the nex
 }  # fmt: skip
 
 
+class Block(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 5), nn.Tanh())
+
+    def add_nothing(self) -> None:
+        """As finish_from=path asks of a block; what it computes is of no interest here."""
+
+
 def network() -> TreeNetwork:
     torch.manual_seed(0)
-    own = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(3)]
+    own = [Block() for _ in range(3)]
     return TreeNetwork.from_blocks(None, own, nn.Linear(5, 2), example=torch.zeros(2, 5))
 
 
