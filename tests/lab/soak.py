@@ -42,9 +42,9 @@ class Soak:
 def last_step(metrics: Path) -> int:
     """How far a run is: the step of its last whole row."""
     try:
-        rows = metrics.read_text().splitlines()[1:]
-        return max(int(row.split(",")[0]) for row in rows if row.split(",")[0].isdigit())
-    except (OSError, ValueError):
+        with metrics.open(newline="") as f:
+            return max((int(row["step"]) for row in csv.DictReader(f) if row["step"]), default=0)
+    except (OSError, ValueError, TypeError, KeyError):  # not there yet, or a row half written
         return 0
 
 

@@ -138,3 +138,10 @@ def test_every_harm_changes_a_file(tmp_path: Path, harm: str) -> None:
     fuzz.HARMS[harm](random.Random(1), path)
     assert not path.is_file() or path.is_symlink() or path.read_bytes() != before
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def test_the_soak_reads_how_far_a_run_is(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.csv"
+    assert soak.last_step(metrics) == 0
+    metrics.write_text("kind,step,loss\nstep,100,4.7\nvalidation,100,\nstep,200,4.4\nst")
+    assert soak.last_step(metrics) == 200
