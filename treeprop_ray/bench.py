@@ -22,7 +22,7 @@
     python -m treeprop_ray.bench gpu                    # steps and memory on GPUs; doctor gpu
     python -m treeprop_ray.bench plan                   # a cost model of clusters, and its check
     python -m treeprop_ray.bench finetune               # a Hugging Face model: TreeProp and BP
-    python -m treeprop_ray.bench replicas               # trees times replicas
+    python -m treeprop_ray.bench replicas               # trees times replicas, 1F1B, DP
     python -m treeprop_ray.bench replicas_real          # two actors beside DDP and 1F1B
     python -m treeprop_ray.bench checkpoint             # what actors write themselves
 

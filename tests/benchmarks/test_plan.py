@@ -39,12 +39,12 @@ def test_the_check_finds_the_hop_that_was_in_the_measurement() -> None:
 
 
 def test_copies_are_checked_by_each_transport_that_was_measured() -> None:
-    both = {"N": "8", "trees": "4 x 4", "store (shares/s)": "30", "stream (shares/s)": "32"}
-    before = {"N": "8", "trees": "1 x 4", "shares/s": "8"}
-    rows = plan_checks.replicas([both, before], 0.004)
-    assert [r["run"].split(", ")[-1] for r in rows] == ["store", "stream", "store"]
-    assert [r["measured (ms)"] for r in rows] == pytest.approx([4000 / 30, 125.0, 125.0])
-    assert rows[1]["predicted (ms)"] < rows[0]["predicted (ms)"]
+    trees = {"N": "8", "devices": "16", "ms per step": "130"}
+    kinds = ("trees, store", "trees, stream", "data-parallel")
+    rows = plan_checks.replicas([trees | {"training": kind} for kind in kinds], 0.004)
+    assert [r["run"].split(", ")[-1] for r in rows] == ["store", "stream"]
+    assert [r["measured (ms)"] for r in rows] == pytest.approx([130.0, 130.0])
+    assert 120 < rows[1]["predicted (ms)"] < rows[0]["predicted (ms)"]
 
 
 def test_plan_writes_both_tables(

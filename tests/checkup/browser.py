@@ -1,4 +1,7 @@
-"""A page in headless Chromium, driven over its DevTools protocol."""
+"""A page in headless Chromium: driven over its DevTools protocol, or opened once and read.
+
+python tests/checkup/browser.py plan.html docs/plan.png     # a picture of a page
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,33 @@ import base64
 import contextlib
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 CHROMIUM = next(
     (
         found
-        for name in ("chromium", "chromium-browser", "google-chrome")
+        for name in ("chromium", "chromium-browser", "google-chrome", "chrome")
         if (found := shutil.which(name))
     ),
     None,
 )
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
-    "--remote-debugging-address=127.0.0.1", "--window-size=1500,1400",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+    "--hide-scrollbars",
 ]  # fmt: skip
+DRIVEN = [
+    "--remote-debugging-port=0", "--remote-debugging-address=127.0.0.1", "--window-size=1500,1400"
+]  # fmt: skip
+READ = ["--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom"]
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
 
 class Page:
@@ -69,6 +80,14 @@ class Page:
                 break
         return shown
 
+    async def holds(self, expression: str, seconds: float = 60) -> bool:
+        """Whether an expression comes true in the page, in time."""
+        for _ in range(int(seconds / 0.5)):
+            if await self.value(expression):
+                return True
+            await asyncio.sleep(0.5)
+        return False
+
     async def until(self, url: str, words: list[str], seconds: float = 60) -> str:
         """Open the page and wait until it shows all words; returns what it shows in the end."""
         await self.ask("Page.navigate", url=url)
@@ -85,7 +104,7 @@ async def opened(folder: Path) -> AsyncIterator[Page]:
     """A tab of a browser of its own, whose profile is in the folder."""
     assert CHROMIUM
     process = subprocess.Popen(
-        [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"],
+        [CHROMIUM, *FLAGS, *DRIVEN, f"--user-data-dir={folder}", "about:blank"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -127,3 +146,26 @@ def look(
 ) -> tuple[str, str]:
     """What a page shows without a cookie, and with it once it has the words (and its picture)."""
     return asyncio.run(_look(folder, url, cookie, words, picture))
+
+
+def read(page: Path, folder: Path) -> str:
+    """What a page of one file has become once its scripts ran without a word on the console."""
+    assert CHROMIUM
+    done = subprocess.run(
+        [CHROMIUM, *FLAGS, *READ, f"--user-data-dir={folder}", page.as_uri()],
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-500:]
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
+async def _photograph(page: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with opened(Path(folder)) as tab:
+            await tab.until(page.resolve().as_uri(), [])
+            await tab.picture(target, whole=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_photograph(Path(sys.argv[1]), Path(sys.argv[2])))

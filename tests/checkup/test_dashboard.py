@@ -101,7 +101,7 @@ def test_metrics_appear_on_the_prometheus_endpoint_while_a_run_goes(going: Run) 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium on the PATH")
+@browser.needs_chromium
 def test_the_dashboard_lists_the_actors_by_name_to_those_who_have_the_token(
     going: Run, tmp_path: Path
 ) -> None:

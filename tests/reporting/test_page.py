@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import browser
 import pytest
 from conftest import Result
 
@@ -16,12 +15,6 @@ from treeprop_ray.core.tree import Tree
 
 Command = Callable[..., Result]
 WORDS = ["model.hidden=8", "model.blocks=3", "epochs=1", "probe.every=15", "probe.draws=2"]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-    "--enable-logging=stderr", "--virtual-time-budget=5000",
-]  # fmt: skip
 # added to a copy of the page: counts what a browser would complain about
 WATCH = """<script>
 window.problems = [];
@@ -55,24 +48,18 @@ def test_page_is_self_contained(command: Command, run_folder: Path) -> None:
         assert words in text
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@browser.needs_chromium
 def test_page_opens_in_a_browser_without_errors(run_folder: Path, tmp_path: Path) -> None:
     from treeprop_ray.reporting.page import write_page
 
     page = write_page(str(run_folder), tmp_path / "page.html")
     text = page.read_text()
     page.write_text(text.replace("</head>", WATCH, 1))
-    done = subprocess.run(
-        [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
-         page.as_uri()],
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-500:]
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    dom = browser.read(page, tmp_path / "profile")
+    title = re.search(r"<title>(.*?)</title>", dom)
     assert title is not None
     assert title[1] == f"problems 0 broken 0 images {text.count('<img')}"
-    assert "CONSOLE" not in done.stderr
-    assert "Accuracy per path" in done.stdout
+    assert "Accuracy per path" in dom
 
 
 def test_page_of_an_unfinished_run_says_so(command: Command, run_folder: Path) -> None:

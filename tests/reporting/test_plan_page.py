@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import browser
 import pytest
 
 from treeprop_ray.core.rule import Rule
@@ -21,12 +20,6 @@ from treeprop_ray.schedule.planner import DATA, ONE_F_ONE_B, TREE, ZERO_BUBBLE, 
 from treeprop_ray.schedule.pricing import ETHERNET, RUNTIMES, Runtime
 from treeprop_ray.schedule.workload import Device, Network, Part, Workload
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-    "--enable-logging=stderr", "--virtual-time-budget=5000",
-]  # fmt: skip
 FLEET = Fleet((1.0,) * 8, ETHERNET, RUNTIMES["store"], 80e9)
 # moves the sliders as a hand would, and writes down what is shown
 HAND = """<script>
@@ -82,16 +75,6 @@ def expected(work: Workload, at: dict[str, Any], block_ms: float) -> dict[str, p
     return {TREE: tree, **found}
 
 
-def opened(page: Path, profile: Path) -> str:
-    done = subprocess.run(
-        [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-500:]
-    assert "CONSOLE" not in done.stderr, done.stderr
-    return done.stdout
-
-
 def test_the_page_fetches_nothing_and_escapes_what_it_is_told(tmp_path: Path) -> None:
     work = replace(work_of("floor", 0.0, "node"), note="<b>&note</script>")
     text = write_plan(work, FLEET, "fastest: …", str(tmp_path / "deep" / "plan.html")).read_text()
@@ -100,7 +83,7 @@ def test_the_page_fetches_nothing_and_escapes_what_it_is_told(tmp_path: Path) ->
     assert "<b>&note" not in text and text.count("</script>") == 2
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@browser.needs_chromium
 @pytest.mark.parametrize(
     ("split", "beta", "objective"),
     [("floor", 0.0, "node"), ("right_full", 0.5, "node_all_ce")],
@@ -122,7 +105,7 @@ def test_the_sliders_give_the_planners_figures(
     page = write_plan(work, FLEET, "fastest: …", str(tmp_path / "plan.html"))
     hand = HAND.replace("POSITIONS", json.dumps(positions))
     page.write_text(page.read_text().replace("</body>", hand))
-    dom = opened(page, tmp_path / "profile")
+    dom = browser.read(page, tmp_path / "profile")
     found = re.search(r'<pre id="told">(.*?)</pre>', dom, re.S)
     assert found is not None
     told = json.loads(found[1].replace("&quot;", '"').replace("&amp;", "&"))

@@ -10,7 +10,6 @@ from threading import Thread
 from typing import Any
 
 import browser
-import pytest
 
 from treeprop_ray import config, methods
 from treeprop_ray.engine.base import Span
@@ -71,7 +70,7 @@ class Reader(Callback):
             assert words[0] in shown and "lost <i>node-1</i>" in shown  # what it knew stays
 
 
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium on the PATH")
+@browser.needs_chromium
 def test_the_page_follows_a_running_job_comes_back_and_outlives_it(tmp_path: Path) -> None:
     loop = asyncio.new_event_loop()
     opened = browser.opened(tmp_path / "profile")

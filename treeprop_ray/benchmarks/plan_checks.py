@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from treeprop_ray.benchmarks.replicas import T, tree_of
-from treeprop_ray.benchmarks.span import as_the_paper
+from treeprop_ray.benchmarks.crowd import T, trees
+from treeprop_ray.benchmarks.replicas import actors_of
 from treeprop_ray.core.tree import Tree
-from treeprop_ray.schedule.copies import copied
-from treeprop_ray.schedule.pricing import (
-    ETHERNET,
-    FREE,
-    RUNTIMES,
-    SHARED,
-    SUBMIT,
-    Runtime,
-    exchanged,
-    price,
-)
+from treeprop_ray.schedule.pricing import FREE, RUNTIMES, SHARED, SUBMIT, Runtime
 from treeprop_ray.schedule.steps import pipeline_step, zero_bubble_step
 from treeprop_ray.schedule.workload import Part, Workload
 
@@ -45,21 +33,15 @@ def runtime_of(name: str, hop: float) -> Runtime:
 def replicas(measured: Sequence[Mapping[str, str]], hop: float) -> list[dict[str, Any]]:
     """Rows for copies of a tree whose blocks sleep (bench replicas)."""
     rows = []
-    for r, transport in itertools.product(measured, ("store", "stream")):
-        old = "shares/s" if transport == "store" else ""  # its name in tables of before
-        shares = r.get(f"{transport} (shares/s)") or r.get(old)
-        if not shares:
+    for r in measured:
+        kind = r.get("training", "")  # tables of before have other columns
+        if kind not in ("trees, store", "trees, stream"):
             continue
-        ray, copies = runtime_of(transport, hop), int(r["trees"].split(" x ")[0])
-        calls, hosts, _ = tree_of(int(r["N"]), copies)
-        each = copied(calls, hosts, copies, copies)
-        cost = partial(as_the_paper, T, 0)
-        step = price(each, hosts * copies, cost, lambda _: 0.0, ETHERNET, ray)
-        # the driver's calls are those of all copies already
-        step = exchanged(step, copies, hosts, [0.0], ETHERNET, ray)
-        predicted = max(step.path, step.driver / copies)
-        name = f"replicas N={r['N']}, {r['trees']} devices, blocks of {1000 * T:.0f} ms"
-        rows.append(line(f"{name}, {transport}", predicted, copies / float(shares)))
+        N, devices = int(r["N"]), int(r["devices"])
+        way = trees(N, devices, actors_of(N, devices))
+        name = f"replicas N={N}, {way.shape} devices, blocks of {1000 * T:.0f} ms"
+        predicted, transport = way.seconds(runtime_of(kind, hop)), kind.split(", ")[1]
+        rows.append(line(f"{name}, {transport}", predicted, float(r["ms per step"]) / 1e3))
     return rows
 
 

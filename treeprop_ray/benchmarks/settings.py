@@ -27,7 +27,7 @@ BENCHMARKS = {  # benchmark -> its function in treeprop_ray/benchmarks
     "plan": "plan.run",
     "finetune": "finetune.run",
     "replicas": "replicas.run",
-    "replicas_real": "replicas.run_real",
+    "replicas_real": "replicas_real.run",
     "checkpoint": "checkpoints.run",
 }
 

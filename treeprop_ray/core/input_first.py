@@ -10,7 +10,7 @@ together do the same products as one backward pass, with the same results.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -54,31 +54,32 @@ def input_first(out: Tensor, slope: Tensor, leaf: Tensor) -> Callable[[], None]:
 def forks_between(out: Tensor, leaf: Tensor) -> Forks:
     """The forks of the graph between the leaf and `out`, each with the weights behind it."""
     goal, start = get_gradient_edge(leaf).node, get_gradient_edge(out).node
+    behind: dict[Node, list[Node]] = {goal: []}  # each node is asked once: an answer is slow
     leads: dict[Node, bool] = {goal: True}  # to the leaf?
     stack = [start]
     while stack:
         node = stack[-1]
-        after = [fn for fn, _ in node.next_functions if fn is not None]
-        unseen = [fn for fn in after if fn not in leads]
-        if node in leads or not unseen:
-            leads.setdefault(node, any(leads[fn] for fn in after))
-            stack.pop()
-        else:
-            stack += unseen
+        if node not in behind:
+            behind[node] = [fn for fn, _ in node.next_functions if fn is not None]
+            if unseen := [fn for fn in behind[node] if fn not in leads]:
+                stack += unseen
+                continue
+        if node not in leads:
+            leads[node] = any(leads[fn] for fn in behind[node])
+        stack.pop()
     forks: Forks = {}
-    for node in leads:
-        aside = [fn for fn, _ in node.next_functions if fn is not None and not leads[fn]]
-        if leads[node] and aside:
-            forks[node] = _weights_behind(aside)
+    for node, leading in leads.items():
+        if leading and (aside := [fn for fn in behind[node] if not leads[fn]]):
+            forks[node] = _weights_of(aside, behind)
     return forks
 
 
-def _weights_behind(nodes: list[Node]) -> list[Tensor]:
+def _weights_of(nodes: list[Node], behind: Mapping[Node, Sequence[Node]]) -> list[Tensor]:
     """All leaves that nodes of a graph lead to."""
     found: dict[Node, Tensor | None] = {}
     while nodes:
         node = nodes.pop()
         if node not in found:
-            found[node] = getattr(node, "variable", None)
-            nodes += [fn for fn, _ in node.next_functions if fn is not None]
+            found[node] = None if behind[node] else getattr(node, "variable", None)
+            nodes += behind[node]
     return [weight for weight in found.values() if weight is not None]

@@ -117,7 +117,10 @@ function verdict(won, found) {
 
 // -- drawings -------------------------------------------------------------------------------------------
 
-const hue = (h, count) => `hsl(${Math.round(210 + 360 * h / Math.max(1, count)) % 360} 62% 52%)`;
+const hue = (h, count) => {  // all round the circle but for the orange of the head
+  const turn = 210 + 315 * h / Math.max(1, count);
+  return `hsl(${Math.round(turn < 375 ? turn : turn + 45) % 360} 62% 52%)`;
+};
 
 function showWaves(step) {
   const box = document.getElementById("waves"), width = 1120, left = 66, end = step.path || step.seconds;
@@ -182,7 +185,7 @@ function showTree(found) {
     if (few) element("text", {x: x(v.n), y: y(v.level) + 4, "text-anchor": "middle", style: "fill:#fff;font-weight:600"}, svg, v.n);
   }
   const base = tree.depth + 1;
-  element("text", {x: 8, y: y(base) + 4}, svg, "the chain");
+  element("text", {x: 8, y: y(base) + 4}, svg, "chain");
   for (let n = 0; n < N; n++) line(n, n + 1, base, n === N - 1 ? "var(--head)" : "#8a97a5", 3);
   for (let n = 0; n <= N; n++) {
     element("circle", {cx: x(n), cy: y(base), r: few ? 4 : 1.5, fill: "#5d6b7a"}, svg);

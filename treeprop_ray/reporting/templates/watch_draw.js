@@ -44,6 +44,16 @@ function heat(share) {
 const rgb = parts => `rgb(${parts.join(",")})`;
 const dark = ([r, g, b]) => 0.3 * r + 0.6 * g + 0.1 * b < 140;
 
+function stride(low, high, most) {  // 1, 2 or 5 times a power of ten, at most so many of them
+  const rough = Math.max((high - low) / most, 1e-12), power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map(k => k * power).find(s => s >= 0.999 * rough);
+}
+function ticks(low, high, most) {
+  const step = stride(low, high, most), first = Math.ceil(low / step - 1e-6);
+  const count = Math.floor(high / step + 1e-6) - first + 1;
+  return Array.from({length: Math.max(0, count)}, (_, k) => Number(((first + k) * step).toPrecision(12)));
+}
+
 function chart(series, {show = short, low = null, high = null, label = "step", dots = false} = {}) {
   const W = 560, H = 210, L = 52, R = 12, T = 10, B = 26;
   const points = series.flatMap(s => s.points.filter(p => p[1] !== null && p[1] !== undefined));
@@ -54,15 +64,17 @@ function chart(series, {show = short, low = null, high = null, label = "step", d
   let y0 = low === null ? least(ys, Infinity) : Math.min(low, least(ys, Infinity));
   let y1 = high === null ? most(ys, -Infinity) : Math.max(high, most(ys, -Infinity));
   if (y1 - y0 < 1e-12) { y0 -= 0.5; y1 += 0.5; }
+  const unit = stride(y0, y1, 5);
+  y0 = unit * Math.floor(y0 / unit + 1e-6);
+  y1 = unit * Math.ceil(y1 / unit - 1e-6);
   const x = v => L + (v - x0) / (x1 - x0) * (W - L - R), y = v => T + (y1 - v) / (y1 - y0) * (H - T - B);
   const svg = make("svg", {viewBox: `0 0 ${W} ${H}`, role: "img"});
-  for (let k = 0; k <= 4; k++) {
-    const v = y0 + (y1 - y0) * k / 4;
+  for (const v of ticks(y0, y1, 6))
     svg.append(make("line", {x1: L, x2: W - R, y1: y(v), y2: y(v), class: "grid"}),
                make("text", {x: L - 6, y: y(v) + 4, "text-anchor": "end"}, show(v)));
-  }
-  for (let v = x0, stride = Math.max(1, Math.ceil((x1 - x0) / 5)); v < x1 - stride / 2; v += stride)
-    svg.append(make("text", {x: x(v), y: H - 8, "text-anchor": "middle"}, v));
+  for (const v of ticks(x0, x1, 6))
+    if (Number.isInteger(v) && x(v) < W - R - 80)  // the last one has a word before it
+      svg.append(make("text", {x: x(v), y: H - 8, "text-anchor": "middle"}, v));
   svg.append(make("text", {x: W - R, y: H - 8, "text-anchor": "end"}, `${label} ${x1}`));
   for (const s of series) {
     const known = s.points.filter(p => p[1] !== null && p[1] !== undefined);
@@ -138,11 +150,9 @@ function drawWaves(waves) {
   const W = 1160, L = 96, R = 14, row = waves.actors.length > 40 ? 12 : 26, H = row * waves.actors.length + 30;
   const end = Math.max(1e-6, ...waves.actors.flatMap(a => a.calls.map(c => c[2] + c[3])));
   const x = t => L + t / end * (W - L - R), svg = make("svg", {viewBox: `0 0 ${W} ${H}`, role: "img", id: "waves-picture"});
-  for (let k = 0; k <= 6; k++) {
-    const t = end * k / 6;
+  for (const t of ticks(0, end, 8))
     svg.append(make("line", {x1: x(t), x2: x(t), y1: 0, y2: H - 24, class: "grid"}),
-               make("text", {x: x(t), y: H - 8, "text-anchor": k === 6 ? "end" : "middle"}, `${short(t)} ms`));
-  }
+               make("text", {x: x(t), y: H - 8, "text-anchor": x(t) > W - R - 20 ? "end" : "middle"}, `${short(t)} ms`));
   const used = new Set();
   waves.actors.forEach((actor, k) => {
     svg.append(make("text", {x: L - 8, y: k * row + row / 2 + 4, "text-anchor": "end"}, actor.name));

@@ -96,7 +96,7 @@ function showScores(facts) {
   table.append(thead, body);
   fill("paths", table);
   const series = names.map((name, k) => ({color: COLORS[k % COLORS.length], points: kept.scores.map(([e, s]) => [e, s[name]]), width: name === "full" ? 2.6 : 1.6}));
-  fill("scores", chart(series, {show: v => what === "accuracy" ? `${(100 * v).toFixed(0)} %` : short(v), label: "epoch"}),
+  fill("scores", chart(series, {show: v => what === "accuracy" ? `${short(100 * v)} %` : short(v), label: "epoch"}),
        legend(names.map((name, k) => [COLORS[k % COLORS.length], name])));
 }
 
