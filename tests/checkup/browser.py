@@ -93,6 +93,12 @@ class Page:
         await self.ask("Page.navigate", url=url)
         return await self.shows(words, seconds)
 
+    async def spills(self, pixels: int) -> int:
+        """By how many pixels the page is wider than a window of that width."""
+        size = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        await self.ask("Emulation.setDeviceMetricsOverride", **size)
+        return int(await self.value("document.documentElement.scrollWidth")) - pixels
+
     async def picture(self, target: Path, whole: bool = False) -> None:
         """Keep what is seen, or the whole page, as a PNG."""
         shot = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -40,7 +41,8 @@ for (const position of POSITIONS) {
   }
   const bars = document.querySelectorAll("#waves rect title").length;
   const nodes = document.querySelectorAll("#tree circle title").length;
-  told.push({at: {...at}, rows, bars, nodes});
+  const driver = document.getElementById("driver").textContent;
+  told.push({at: {...at}, rows, bars, nodes, driver});
 }
 document.title = "told";
 document.body.append(Object.assign(document.createElement("pre"), {id: "told",
@@ -101,6 +103,7 @@ def test_the_sliders_give_the_planners_figures(
         {"N": 2, "hosts": 1, "replicas": 2, "pieces": 1, "block": 1, "hop": 10},
         {"N": 64, "hosts": most, "replicas": 2, "pieces": 4, "block": 50, "hop": 1},
         {"N": 37, "hosts": 5, "replicas": 1, "pieces": 1, "block": 0.2, "hop": 0.1},
+        {"N": 64, "hosts": most, "replicas": 8, "pieces": 8, "block": 0.1, "hop": 0},
     ]  # fmt: skip
     page = write_plan(work, FLEET, "fastest: …", str(tmp_path / "plan.html"))
     hand = HAND.replace("POSITIONS", json.dumps(positions))
@@ -118,8 +121,24 @@ def test_the_sliders_give_the_planners_figures(
             assert row["layout"] == [c.hosts, c.copies, c.pieces], (position, way)
             figures = [row["seconds"], row["memory"], row["moved"]]
             assert figures == pytest.approx([c.seconds, c.memory, c.step.moved], rel=1e-9)
+            if way == TREE:  # what is drawn is shorter than the step
+                assert bool(seen["driver"]) == (c.step.driver > c.step.path), position
             number, unit = row["shown"].split()
             shown = float(number) * {"s": 1.0, "ms": 1e-3}[unit]
             assert shown == pytest.approx(c.seconds, rel=6e-3)
         won = [way for way, row in seen["rows"].items() if row["won"]]
         assert won == [planner.winner(wanted, FLEET.memory)]
+    assert {bool(seen["driver"]) for seen in told} == {True, False}
+
+
+@browser.needs_chromium
+def test_the_page_fits_into_windows_of_any_width(tmp_path: Path) -> None:
+    work = work_of("floor", 0.0, "node")
+    page = write_plan(work, FLEET, "fastest: …", str(tmp_path / "plan.html"))
+
+    async def look() -> list[int]:
+        async with browser.opened(tmp_path / "profile") as tab:
+            await tab.until(page.as_uri(), ["fastest: …"])
+            return [await tab.spills(pixels) for pixels in (400, 800, 1000, 1600)]
+
+    assert asyncio.run(look()) == [0, 0, 0, 0]

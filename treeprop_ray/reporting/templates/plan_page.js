@@ -159,6 +159,8 @@ function showWaves(step) {
   for (let i = 0; i <= 5; i++)
     element("text", {x: x(end * i / 5), y: height - 6, "text-anchor": i === 5 ? "end" : "middle"}, svg, time(end * i / 5));
   box.replaceChildren(svg);
+  document.getElementById("driver").textContent = step.driver <= step.path ? "" :
+    `The waves take ${time(step.path)}, but the driver takes ${time(step.driver)} to submit their calls: that is the step.`;
 }
 
 function showTree(found) {
@@ -201,7 +203,8 @@ function showTree(found) {
   const head = document.createElement("span"), dot = document.createElement("i");
   dot.style.background = "var(--head)";
   head.append(dot, "every line that ends at N is the head, on host 0");
-  document.getElementById("hosts").replaceChildren(...names, head);
+  const more = step.hosts > names.length ? [`and ${step.hosts - names.length} more`] : [];
+  document.getElementById("hosts").replaceChildren(...names, ...more, head);
 }
 
 let waiting = 0;
