@@ -30,7 +30,7 @@ def draw(sections: Sequence[Section], target: Path) -> bool:
     for ax, section in zip(axes[0], shown, strict=True):
         kinds[wanted.kind](ax, section, wanted)
         epochs = next(r["epochs"] for r in section.rows if r["status"] == "finished")
-        ax.set_title(f"{section.sweep.base}, {epochs} epochs")
+        ax.set_title(f"{section.sweep.base}, {epochs} epoch{'s' * (epochs != '1')}")
     save(fig, target, metadata={"Software": None})
     return True
 

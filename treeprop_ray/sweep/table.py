@@ -207,7 +207,7 @@ def _heading(section: Section) -> str:
     """Epochs, base and what the command set besides: it tells the sections of a page apart."""
     epochs = ", ".join(_distinct(section, "epochs", FINISHED)) or "no"
     given = [f"{k}={v}" for k, v in section.sweep.given.items() if k != "epochs"]
-    return ", ".join([f"{epochs} epochs", f"base {section.sweep.base}", *given])
+    return ", ".join([f"{epochs} epoch{'s' * (epochs != '1')}", f"base {section.sweep.base}", *given])
 
 
 def _notes(section: Section) -> list[str]:
