@@ -207,7 +207,8 @@ def _heading(section: Section) -> str:
     """Epochs, base and what the command set besides: it tells the sections of a page apart."""
     epochs = ", ".join(_distinct(section, "epochs", FINISHED)) or "no"
     given = [f"{k}={v}" for k, v in section.sweep.given.items() if k != "epochs"]
-    return ", ".join([f"{epochs} epoch{'s' * (epochs != '1')}", f"base {section.sweep.base}", *given])
+    length = f"{epochs} epoch{'s' * (epochs != '1')}"
+    return ", ".join([length, f"base {section.sweep.base}", *given])
 
 
 def _notes(section: Section) -> list[str]:
