@@ -218,3 +218,12 @@ def test_the_same_command_has_the_same_run_name_and_another_one_another() -> Non
     name = config.run_name(config.load(["lr=0.1"]))
     assert name == config.run_name(config.load(["lr=0.1", "threads=2"]))
     assert name != config.run_name(config.load(["lr=0.2"]))
+
+
+@pytest.mark.parametrize("base", ["text_small", "cifar100_vit_small", "wikitext2_bpe"])
+def test_the_grown_chain_is_laid_over_an_experiment(base: str) -> None:
+    plain, grown = (
+        methods.checked(config.load([f"experiment={name}"])) for name in (base, f"{base}+grown")
+    )
+    changed = {change.key for change in config.changes(plain, grown)}
+    assert changed - {"experiment"} == {"finish", "finish_from"}
