@@ -12,7 +12,7 @@ from treeprop_ray.sweep.plan import FINISHED
 from treeprop_ray.sweep.ranking import ranking, validation_metric
 from treeprop_ray.sweep.space import VALUE, Figure, show
 from treeprop_ray.sweep.table import Section
-from treeprop_ray.sweep.wording import EPOCHS, metric_text
+from treeprop_ray.sweep.wording import EPOCHS, epochs_text, metric_text
 
 
 def draw(sections: Sequence[Section], target: Path) -> bool:
@@ -30,7 +30,7 @@ def draw(sections: Sequence[Section], target: Path) -> bool:
     for ax, section in zip(axes[0], shown, strict=True):
         kinds[wanted.kind](ax, section, wanted)
         epochs = next(r["epochs"] for r in section.rows if r["status"] == "finished")
-        ax.set_title(f"{section.sweep.base}, {epochs} epoch{'s' * (epochs != '1')}")
+        ax.set_title(f"{section.sweep.base}, {epochs_text(epochs)}")
     save(fig, target, metadata={"Software": None})
     return True
 

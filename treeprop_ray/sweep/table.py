@@ -14,7 +14,7 @@ from treeprop_ray.sweep.plan import FAILED, FINISHED, STOPPED, Sweep
 from treeprop_ray.sweep.rows import Row, figure, value_of
 from treeprop_ray.sweep.space import VALUE, Paper, Point, Space, same, short, show
 from treeprop_ray.sweep.view import clock
-from treeprop_ray.sweep.wording import metric_text, metrics_text
+from treeprop_ray.sweep.wording import epochs_text, metric_text, metrics_text
 
 NOT_RUN, NO_CELL = "not run", "-"
 Key = tuple[Any, ...]
@@ -207,8 +207,7 @@ def _heading(section: Section) -> str:
     """Epochs, base and what the command set besides: it tells the sections of a page apart."""
     epochs = ", ".join(_distinct(section, "epochs", FINISHED)) or "no"
     given = [f"{k}={v}" for k, v in section.sweep.given.items() if k != "epochs"]
-    length = f"{epochs} epoch{'s' * (epochs != '1')}"
-    return ", ".join([length, f"base {section.sweep.base}", *given])
+    return ", ".join([epochs_text(epochs), f"base {section.sweep.base}", *given])
 
 
 def _notes(section: Section) -> list[str]:

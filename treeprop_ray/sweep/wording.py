@@ -17,6 +17,11 @@ PLAIN = {
 }
 
 
+def epochs_text(count: object) -> str:
+    """1 epoch, 2 epochs."""
+    return f"{count} epoch{'' if str(count) == '1' else 's'}"
+
+
 def metric_text(metric: str) -> str:
     """test/full/accuracy -> test accuracy (%), full chain."""
     parts = metric.split("/")
